@@ -1,0 +1,1 @@
+//! A private PostgreSQL cluster in a folder of its own.

@@ -1,0 +1,1 @@
+//! Starts the real parts on loopback: database, S3 server, broker, sink.

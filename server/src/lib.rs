@@ -1,0 +1,1 @@
+//! The broker: an HTTP message log on PostgreSQL.

@@ -1,0 +1,1 @@
+//! Helpers of the end-to-end tests.
