@@ -1,0 +1,1 @@
+//! Queen over HTTP.

@@ -1,0 +1,1 @@
+//! A bucket over the S3 API.

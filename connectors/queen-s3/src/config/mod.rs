@@ -1,0 +1,1 @@
+//! The configuration: every variable in one table.

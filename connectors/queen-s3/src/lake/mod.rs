@@ -1,0 +1,9 @@
+//! Keys and documents of the lake. The only place that spells either.
+
+pub mod checkpoint;
+pub mod documents;
+pub mod keys;
+pub mod manifest;
+mod shape;
+
+pub use shape::{Align, Compression, Format, Layout, Shape};

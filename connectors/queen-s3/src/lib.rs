@@ -1,0 +1,22 @@
+//! The S3 sink of the Queen message queue: reads a queue's whole log through Queen's HTTP API and
+//! writes it into an object store as a lake of open files, exactly once.
+//!
+//! The parts, from the outside in: [`config`] and [`observe`] face the operator, [`broker`] and
+//! [`bucket`] are the only places with a socket, [`queue`] drives one queue with the pure engine
+//! in [`window`], [`ownership`] keeps its lease and documents, [`record`] and [`encode`] carry the
+//! bytes, and [`lake`] is the only place that spells a key or a document.
+
+pub mod broker;
+pub mod bucket;
+pub mod clock;
+pub mod config;
+pub mod encode;
+pub mod lake;
+pub mod limits;
+pub mod memory;
+pub mod observe;
+pub mod ownership;
+pub mod queue;
+pub mod record;
+pub mod time;
+pub mod window;

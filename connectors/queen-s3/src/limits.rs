@@ -1,0 +1,31 @@
+//! Every limit and wire constant of the sink, in one place.
+
+use std::time::Duration;
+
+/// Partitions per fetch call (the broker refuses more).
+pub const FETCH_ENTRIES: usize = 1_024;
+/// Stored bytes that one fetch entry may ask for (the broker clamps to this).
+pub const FETCH_ENTRY_MAX_BYTES: u32 = 8 * MIB as u32;
+/// Partitions per discovery page (the broker clamps to this).
+pub const CHANGED_PAGE: u32 = 1_000;
+/// How far below the instant that is needed a discovery pass asks, because `lastWriteAt` is
+/// floored to the second and moves at most once a second.
+pub const CHANGED_SINCE_SLACK_US: i64 = 2_000_000;
+/// Key/value namespace of the sink's documents.
+pub const KV_NAMESPACE: &str = "queen-s3";
+/// Bytes in a unit of every `_MB` variable.
+pub const MIB: usize = 1_048_576;
+/// Length of one part of a multipart upload.
+pub const PART_BYTES: usize = 16 * MIB;
+/// Greatest length of an S3 object key, in bytes.
+pub const KEY_BYTES: usize = 1_024;
+/// First pause before a failed call is tried again; doubles up to [`RETRY_MAX`], with jitter.
+pub const RETRY_MIN: Duration = Duration::from_secs(1);
+/// Longest pause before a failed call is tried again.
+pub const RETRY_MAX: Duration = Duration::from_secs(60);
+/// How often a queue that does not exist is looked for.
+pub const UNKNOWN_QUEUE_RETRY: Duration = Duration::from_secs(60);
+/// On a stop, a window with at least this many record bytes is finished.
+pub const DRAIN_WORTH_BYTES: u64 = MIB as u64;
+/// On a stop, a window that has been open this long on the broker's clock is finished.
+pub const DRAIN_WORTH_OPEN_US: i64 = 10_000_000;

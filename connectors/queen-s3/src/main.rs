@@ -1,0 +1,3 @@
+//! The sink process.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! What the operator sees: the boot line, logs, metrics and health.
+
+pub mod status;

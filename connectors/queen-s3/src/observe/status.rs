@@ -1,0 +1,179 @@
+//! What the running parts report and what `/metrics` and `/healthz` are rendered from: one set of
+//! plain counters, so that the hot path never touches a metrics library.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::time::Micros;
+
+const NEVER: i64 = i64::MIN;
+
+/// Everything the sink reports, across queues.
+#[derive(Debug)]
+pub struct Status {
+    queues: Mutex<BTreeMap<String, Arc<QueueStatus>>>,
+    safe_time: AtomicI64,
+    /// Key/value batches that a lost precondition rolled back.
+    pub preconditions_lost: AtomicU64,
+    /// Records of each committed window.
+    pub window_records: Histogram,
+    /// Object bytes of each committed window.
+    pub window_bytes: Histogram,
+}
+
+impl Default for Status {
+    fn default() -> Self {
+        Self {
+            queues: Mutex::default(),
+            safe_time: AtomicI64::new(NEVER),
+            preconditions_lost: AtomicU64::new(0),
+            window_records: Histogram::new(&WINDOW_RECORDS_BOUNDS),
+            window_bytes: Histogram::new(&WINDOW_BYTES_BOUNDS),
+        }
+    }
+}
+
+const WINDOW_RECORDS_BOUNDS: [u64; 8] =
+    [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000];
+const WINDOW_BYTES_BOUNDS: [u64; 8] = [
+    1 << 10,
+    1 << 14,
+    1 << 18,
+    1 << 20,
+    1 << 23,
+    1 << 25,
+    1 << 27,
+    1 << 29,
+];
+
+impl Status {
+    /// The status of `queue`, made on first use and kept for the life of the process.
+    pub fn queue(&self, queue: &str) -> Arc<QueueStatus> {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(queues.entry(queue.to_owned()).or_default())
+    }
+
+    /// Every queue's status, by name.
+    pub fn queues(&self) -> Vec<(String, Arc<QueueStatus>)> {
+        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.iter().map(|(name, status)| (name.clone(), Arc::clone(status))).collect()
+    }
+
+    /// Notes the broker's latest `safeTime`.
+    pub fn set_safe_time(&self, at: Micros) {
+        self.safe_time.store(at.0, Relaxed);
+    }
+
+    /// The broker's latest `safeTime`, if it answered yet.
+    pub fn safe_time(&self) -> Option<Micros> {
+        known(self.safe_time.load(Relaxed)).map(Micros)
+    }
+}
+
+/// What one queue's task reports.
+#[derive(Debug)]
+pub struct QueueStatus {
+    t_end: AtomicI64,
+    committed_wall_ms: AtomicI64,
+    /// Whether the queue was there when last looked for; an absent queue counts for no health.
+    pub present: AtomicBool,
+    /// Whether another instance holds the queue's lease; such a queue is not this process's.
+    pub owned: AtomicBool,
+    /// Whether the task stopped with an error that needs an operator.
+    pub stopped: AtomicBool,
+    /// Windows committed.
+    pub windows: AtomicU64,
+    /// Records written to objects of committed windows.
+    pub records: AtomicU64,
+    /// Bytes of JSONL objects of committed windows.
+    pub jsonl_bytes: AtomicU64,
+    /// Bytes of Parquet objects of committed windows.
+    pub parquet_bytes: AtomicU64,
+    /// Records that retention deleted before they were read.
+    pub lost: AtomicU64,
+    /// Records below a committed window's end: the broker broke its promise.
+    pub late: AtomicU64,
+    /// Fetch calls answered.
+    pub fetches_ok: AtomicU64,
+    /// Fetch calls failed.
+    pub fetches_failed: AtomicU64,
+    /// Partitions that the last discovery pass returned.
+    pub discovered: AtomicU64,
+    /// Windows committed since the last checkpoint.
+    pub checkpoint_age: AtomicU64,
+}
+
+impl Default for QueueStatus {
+    fn default() -> Self {
+        Self {
+            t_end: AtomicI64::new(NEVER),
+            committed_wall_ms: AtomicI64::new(NEVER),
+            present: AtomicBool::new(false),
+            owned: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            windows: AtomicU64::new(0),
+            records: AtomicU64::new(0),
+            jsonl_bytes: AtomicU64::new(0),
+            parquet_bytes: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+            late: AtomicU64::new(0),
+            fetches_ok: AtomicU64::new(0),
+            fetches_failed: AtomicU64::new(0),
+            discovered: AtomicU64::new(0),
+            checkpoint_age: AtomicU64::new(0),
+        }
+    }
+}
+
+impl QueueStatus {
+    /// Notes that the pointer stands at `t_end`, moved there at `wall_ms`. A pointer that has
+    /// never moved from its start is not reported: the queue counts as never committed.
+    pub fn pointer(&self, t_end: Micros, wall_ms: i64) {
+        self.t_end.store(t_end.0, Relaxed);
+        self.committed_wall_ms.store(wall_ms, Relaxed);
+    }
+
+    /// End of the last committed window, if there ever was one.
+    pub fn t_end(&self) -> Option<Micros> {
+        known(self.t_end.load(Relaxed)).map(Micros)
+    }
+
+    /// When the pointer last moved, ms since the epoch on the sink's clock.
+    pub fn committed_wall_ms(&self) -> Option<i64> {
+        known(self.committed_wall_ms.load(Relaxed))
+    }
+}
+
+fn known(value: i64) -> Option<i64> {
+    (value != NEVER).then_some(value)
+}
+
+/// A cumulative histogram with fixed bounds.
+#[derive(Debug)]
+pub struct Histogram {
+    bounds: &'static [u64],
+    counts: Vec<AtomicU64>,
+    sum: AtomicU64,
+}
+
+impl Histogram {
+    fn new(bounds: &'static [u64]) -> Self {
+        let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
+        Self { bounds, counts, sum: AtomicU64::new(0) }
+    }
+
+    /// Counts `value` in.
+    pub fn observe(&self, value: u64) {
+        let slot = self.bounds.partition_point(|bound| *bound < value);
+        self.counts[slot].fetch_add(1, Relaxed);
+        self.sum.fetch_add(value, Relaxed);
+    }
+
+    /// Upper bounds, the counts at or below each (not cumulative; the last one is above every
+    /// bound), and the sum.
+    pub fn snapshot(&self) -> (&'static [u64], Vec<u64>, u64) {
+        let counts = self.counts.iter().map(|count| count.load(Relaxed)).collect();
+        (self.bounds, counts, self.sum.load(Relaxed))
+    }
+}

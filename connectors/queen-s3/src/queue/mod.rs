@@ -1,0 +1,1 @@
+//! One queue's task: drives the engine, reads, writes windows, commits.

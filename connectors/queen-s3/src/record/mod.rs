@@ -1,0 +1,88 @@
+//! Records as they arrive: a fetch answer's body is kept whole, and each record is a small index
+//! entry into it.
+
+mod decode;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::memory::{Hold, MemoryBudget};
+use crate::time::Micros;
+
+pub use decode::{DecodeError, decode_fetch};
+
+/// Where one record lies in its batch's body. Positions are byte offsets into the body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordIndex {
+    /// Absolute offset in the partition.
+    pub offset: i64,
+    /// Commit time of the record's segment.
+    pub ts: Micros,
+    /// First byte of the transaction id, between its quotes, escaped as the broker escaped it.
+    pub transaction_id_start: u32,
+    /// Length of the escaped transaction id.
+    pub transaction_id_len: u32,
+    /// First byte of the payload's JSON text.
+    pub payload_start: u32,
+    /// Length of the payload's JSON text.
+    pub payload_len: u32,
+}
+
+/// Records of one body. Shared by the chunks that point into it; the body's memory counts against
+/// the budget until the last of them is gone.
+#[derive(Debug)]
+pub struct Batch {
+    body: Bytes,
+    index: Vec<RecordIndex>,
+    hold: Hold,
+}
+
+impl Batch {
+    /// A batch over `body`; every entry of `index` must lie within it.
+    pub fn new(body: Bytes, index: Vec<RecordIndex>, budget: &Arc<MemoryBudget>) -> Arc<Self> {
+        let hold = budget.hold(body.len() + index.len() * size_of::<RecordIndex>());
+        Arc::new(Self { body, index, hold })
+    }
+
+    /// The index entries, in the order of the body.
+    pub fn index(&self) -> &[RecordIndex] {
+        &self.index
+    }
+
+    /// The escaped transaction id of `record`, without its quotes.
+    pub fn transaction_id(&self, record: &RecordIndex) -> &[u8] {
+        slice(&self.body, record.transaction_id_start, record.transaction_id_len)
+    }
+
+    /// The payload's JSON text of `record`, as the broker sent it.
+    pub fn payload(&self, record: &RecordIndex) -> &[u8] {
+        slice(&self.body, record.payload_start, record.payload_len)
+    }
+
+    /// Bytes that this batch holds of the budget.
+    pub fn held_bytes(&self) -> usize {
+        self.hold.bytes()
+    }
+}
+
+fn slice(body: &Bytes, start: u32, len: u32) -> &[u8] {
+    &body[start as usize..start as usize + len as usize]
+}
+
+/// A run of consecutive records of one partition in one batch.
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    /// The batch that holds the records.
+    pub batch: Arc<Batch>,
+    /// Index entries of the run, a range into [`Batch::index`]; never empty in a buffer.
+    pub range: Range<u32>,
+}
+
+impl Chunk {
+    /// The run's index entries, `offset` rising.
+    pub fn records(&self) -> &[RecordIndex] {
+        &self.batch.index()[self.range.start as usize..self.range.end as usize]
+    }
+}
