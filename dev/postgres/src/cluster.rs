@@ -14,11 +14,12 @@ use tempfile::TempDir;
 
 use crate::account::Account;
 use crate::error::Error;
+use crate::kept_child::KeptChild;
 use crate::limits::{
     ATTEMPT_PAUSE, FAST_STOP_LIMIT, IMMEDIATE_STOP_LIMIT, LOG_TAIL, POLL, PREDECESSOR_LIMIT,
     SOCKET_PATH, START_ATTEMPTS, START_LIMIT,
 };
-use crate::postmaster::Postmaster;
+
 use crate::programs;
 
 /// How to start a cluster.
@@ -65,7 +66,7 @@ pub struct PrivatePostgres {
     programs: PathBuf,
     password: String,
     port: u16,
-    postmaster: Option<Postmaster>,
+    postmaster: Option<KeptChild>,
     folder: PathBuf,
     // Dropped after the fields above; `Drop` has stopped the server by then.
     sockets: TempDir,
@@ -164,7 +165,7 @@ impl PrivatePostgres {
 
     /// The server's process id while it runs.
     pub fn pid(&self) -> Option<i32> {
-        self.postmaster.as_ref().map(Postmaster::pid)
+        self.postmaster.as_ref().map(KeptChild::pid)
     }
 
     /// Stops the server: SIGINT (sessions are cut, data is written), then SIGQUIT, then SIGKILL.
@@ -315,14 +316,14 @@ impl PrivatePostgres {
             .stdin(std::process::Stdio::null())
             .stdout(output)
             .stderr(copy);
-        let postmaster = Postmaster::spawn(command).map_err(Error::io("start postgres"))?;
+        let postmaster = KeptChild::spawn(command).map_err(Error::io("start postgres"))?;
         self.wait_until_ready(&postmaster)?;
         self.postmaster = Some(postmaster);
         Ok(())
     }
 
     /// Waits as `pg_ctl` does: the server writes its state into `postmaster.pid`.
-    fn wait_until_ready(&self, postmaster: &Postmaster) -> Result<(), Error> {
+    fn wait_until_ready(&self, postmaster: &KeptChild) -> Result<(), Error> {
         let begin = Instant::now();
         while begin.elapsed() < START_LIMIT {
             if let Some(status) = postmaster.wait(POLL) {

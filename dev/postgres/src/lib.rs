@@ -15,9 +15,11 @@
 mod account;
 mod cluster;
 mod error;
+mod kept_child;
 mod limits;
-mod postmaster;
 mod programs;
 
 pub use cluster::{Options, PrivatePostgres};
 pub use error::Error;
+pub use kept_child::KeptChild;
+pub use rustix::process::Signal;

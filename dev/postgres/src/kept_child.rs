@@ -1,6 +1,7 @@
-//! The running server process.
+//! A child process that is always signalled, waited for and reaped in the right order.
 
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
@@ -8,12 +9,13 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-/// The server process and the thread that keeps it.
+/// A running child and the thread that keeps it.
 ///
 /// The kernel's parent-death signal goes out when the *thread* that started a child ends, not the
-/// process. So a thread of its own starts the server and stays until the server has ended.
+/// process. So a thread of its own starts the child and stays until the child has ended. Dropping
+/// the handle leaves the child running.
 #[derive(Debug)]
-pub struct Postmaster {
+pub struct KeptChild {
     pid: Pid,
     shared: Arc<Shared>,
 }
@@ -31,17 +33,20 @@ impl Shared {
     }
 }
 
-impl Postmaster {
+impl KeptChild {
     /// Starts `command` in a process group of its own: Ctrl-C in a terminal reaches the caller,
-    /// which then stops the server in its own order.
+    /// which then stops its children in its own order.
+    ///
+    /// # Errors
+    ///
+    /// The system's answer to the start of the thread or the child.
     pub fn spawn(mut command: Command) -> io::Result<Self> {
-        use std::os::unix::process::CommandExt;
         command.process_group(0);
         let shared = Arc::new(Shared::default());
         let (started, start) = mpsc::channel();
         let keeper = Arc::clone(&shared);
         thread::Builder::new()
-            .name("private-postgres".into())
+            .name("kept-child".into())
             .spawn(move || {
                 match command.spawn() {
                     Ok(child) => {
@@ -74,7 +79,7 @@ impl Postmaster {
         }
     }
 
-    /// Waits until the process has ended, at most `limit`.
+    /// Waits until the process has ended, at most `limit`; `None` when it still runs.
     pub fn wait(&self, limit: Duration) -> Option<ExitStatus> {
         let (ended, _) = self
             .shared

@@ -1,0 +1,56 @@
+# Two commands matter: `make demo` and `make test`. Each installs what it lacks and says so.
+
+SINK := connectors/queen-s3
+VENV := $(CURDIR)/.venv
+
+export PATH := $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint fmt build clean
+
+help:
+	@echo 'make demo   start everything, push 100,000 events, check the lake'
+	@echo 'make test   every test, with real processes'
+	@echo 'make lint   formatting, clippy, licences of the dependencies'
+	@echo 'make fmt    format the code'
+	@echo 'make build  release binaries of the broker and the sink'
+	@echo 'make clean  remove what was built'
+
+demo:
+	@scripts/setup run
+	cargo build --locked --release --package queen --package queen-dev --bins
+	cargo build --locked --release --manifest-path $(SINK)/Cargo.toml
+	@QUEEN_S3_BIN='$(CURDIR)/$(SINK)/target/release/queen-s3' PYTHON='$(VENV)/bin/python' \
+	  target/release/queen-demo
+
+# The sink's tests come first: the end-to-end tests of the workspace run its binary.
+test:
+	@scripts/setup run test
+	cargo build --locked --manifest-path $(SINK)/Cargo.toml
+	cargo nextest run --locked --manifest-path $(SINK)/Cargo.toml
+	cargo build --locked --workspace --bins
+	QUEEN_S3_BIN='$(CURDIR)/$(SINK)/target/debug/queen-s3' PYTHON='$(VENV)/bin/python' \
+	  cargo nextest run --locked --workspace
+
+lint:
+	@scripts/setup build lint
+	cargo fmt --all --check
+	cargo fmt --all --check --manifest-path $(SINK)/Cargo.toml
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --manifest-path $(SINK)/Cargo.toml --all-targets -- -D warnings
+	cargo deny --locked --workspace --config deny.toml check bans licenses sources
+	cargo deny --locked --manifest-path $(SINK)/Cargo.toml --config deny.toml \
+	  check bans licenses sources
+
+fmt:
+	cargo fmt --all
+	cargo fmt --all --manifest-path $(SINK)/Cargo.toml
+
+build:
+	@scripts/setup build
+	cargo build --locked --release --package queen
+	cargo build --locked --release --manifest-path $(SINK)/Cargo.toml
+
+clean:
+	cargo clean
+	cargo clean --manifest-path $(SINK)/Cargo.toml

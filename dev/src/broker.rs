@@ -1,0 +1,114 @@
+//! The broker as a real process.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use private_postgres::{PrivatePostgres, Signal};
+
+use crate::binaries::broker_binary;
+use crate::client::BrokerClient;
+use crate::limits::START_LIMIT;
+use crate::logs::Logs;
+use crate::process::{Process, eventually};
+
+/// How to start the broker.
+#[derive(Debug, Clone, Default)]
+pub struct BrokerOptions {
+    /// Variables on top of those for the address and the database.
+    pub variables: Vec<(String, String)>,
+}
+
+/// A broker on a loopback port that stays the same over restarts.
+#[derive(Debug)]
+pub struct Broker {
+    variables: Vec<(String, String)>,
+    port: u16,
+    process: Option<Process>,
+    logs: Logs,
+    client: BrokerClient,
+}
+
+impl Broker {
+    /// Starts the broker on `database` and waits until it is healthy. Its log goes to `folder`.
+    pub async fn start(
+        options: BrokerOptions,
+        database: &PrivatePostgres,
+        folder: &Path,
+    ) -> Result<Self> {
+        let logs = Logs::new(&folder.join("queen.log"))?;
+        let mut variables = vec![
+            ("PG_HOST".to_owned(), database.host().to_owned()),
+            ("PG_PORT".into(), database.port().to_string()),
+            ("PG_USER".into(), database.user().into()),
+            ("PG_PASSWORD".into(), database.password().into()),
+            ("PG_DB".into(), database.database().into()),
+        ];
+        variables.extend(options.variables);
+        let client = BrokerClient::new("http://127.0.0.1:0")?;
+        let mut broker = Self {
+            variables,
+            port: 0,
+            process: None,
+            logs,
+            client,
+        };
+        broker.start_again().await?;
+        Ok(broker)
+    }
+
+    /// `http://127.0.0.1:<port>`.
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// A client of this broker.
+    pub fn client(&self) -> &BrokerClient {
+        &self.client
+    }
+
+    /// What it wrote, over all its restarts.
+    pub fn logs(&self) -> &Logs {
+        &self.logs
+    }
+
+    /// Kills the broker with SIGKILL.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// Stops the broker with SIGTERM and waits until it has drained.
+    pub async fn stop(&mut self) -> Result<()> {
+        let Some(process) = self.process.take() else {
+            return Ok(());
+        };
+        process.signal(Signal::TERM);
+        let status = process.ended(START_LIMIT).await?;
+        if !status.success() {
+            bail!("the broker ended with {status}:{}", self.logs.tail());
+        }
+        Ok(())
+    }
+
+    /// Starts the broker again, on the port that it had.
+    pub async fn start_again(&mut self) -> Result<()> {
+        self.process = None;
+        let mark = self.logs.mark();
+        let mut variables = self.variables.clone();
+        variables.push(("PORT".into(), self.port.to_string()));
+        let process = Process::start("queen", &broker_binary()?, &[], &variables, &self.logs)?;
+        let port = process.listening_port(mark, START_LIMIT).await?;
+        if port != self.port {
+            self.port = port;
+            self.client = BrokerClient::new(&self.url())?;
+        }
+        let client = &self.client;
+        eventually(START_LIMIT, async || match process.status() {
+            Some(status) => bail!("the broker ended ({status}):{}", self.logs.tail()),
+            None => Ok(client.is_healthy().await.then_some(())),
+        })
+        .await
+        .context("the broker did not become healthy")?;
+        self.process = Some(process);
+        Ok(())
+    }
+}
