@@ -14,6 +14,7 @@ const NEVER: i64 = i64::MIN;
 pub struct Status {
     queues: Mutex<BTreeMap<String, Arc<QueueStatus>>>,
     safe_time: AtomicI64,
+    s3_requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
     /// Key/value batches that a lost precondition rolled back.
     pub preconditions_lost: AtomicU64,
     /// Records of each committed window.
@@ -27,6 +28,7 @@ impl Default for Status {
         Self {
             queues: Mutex::default(),
             safe_time: AtomicI64::new(NEVER),
+            s3_requests: Mutex::default(),
             preconditions_lost: AtomicU64::new(0),
             window_records: Histogram::new(&WINDOW_RECORDS_BOUNDS),
             window_bytes: Histogram::new(&WINDOW_BYTES_BOUNDS),
@@ -68,6 +70,19 @@ impl Status {
     /// The broker's latest `safeTime`, if it answered yet.
     pub fn safe_time(&self) -> Option<Micros> {
         known(self.safe_time.load(Relaxed)).map(Micros)
+    }
+
+    /// Counts one S3 request. `op` is `put`, `get`, `head`, `list`, `delete` or a `multipart_*`;
+    /// `code` is the HTTP status, 0 when no answer came.
+    pub fn s3_request(&self, op: &'static str, code: u16) {
+        let mut requests = self.s3_requests.lock().unwrap_or_else(PoisonError::into_inner);
+        *requests.entry((op, code)).or_default() += 1;
+    }
+
+    /// S3 requests so far: operation, status code, count.
+    pub fn s3_requests(&self) -> Vec<(&'static str, u16, u64)> {
+        let requests = self.s3_requests.lock().unwrap_or_else(PoisonError::into_inner);
+        requests.iter().map(|(&(op, code), &count)| (op, code, count)).collect()
     }
 }
 
