@@ -1,0 +1,187 @@
+//! The whole way of the data, shown: events are pushed into a broker while a sink writes them to a
+//! bucket; then the lake is read and compared with what was pushed.
+//!
+//! Ends with 0 when the lake holds every pushed record exactly once, else with 1 and the records
+//! that differ.
+
+mod events;
+mod progress;
+mod report;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use queen_dev::{Ledger, Pushed, Sink, SinkOptions, Stack, StackOptions, check};
+
+use crate::events::{CLICKS, ORDERS};
+use crate::progress::{Progress, grouped};
+
+/// Where the lake and the logs stay, from the folder in which the demo is started.
+const FOLDER: &str = ".demo";
+/// Tells a former demo's folder from one that belongs to somebody else.
+const MARKER: &str = "made-by-queen-demo";
+/// The sink's name: a segment of every key.
+const SINK: &str = "demo";
+/// The customer whose history is shown.
+const CUSTOMER: usize = 42;
+/// Windows this short make several objects in a short demo.
+const WINDOW_MS: u64 = 2_000;
+/// How long the sink may take after the last push.
+const LIMIT: Duration = Duration::from_secs(300);
+const REFRESH: Duration = Duration::from_millis(250);
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let outcome = tokio::select! {
+        outcome = run() => outcome,
+        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted; everything is stopped")),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nThe demo failed: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<()> {
+    let begin = Instant::now();
+    let dir = fresh_folder(Path::new(FOLDER))?;
+    println!("Starting PostgreSQL, an S3 server, the broker and the sink …");
+    let stack = Stack::start(StackOptions {
+        dir: Some(dir),
+        ..StackOptions::default()
+    })
+    .await?;
+    for queue in [ORDERS, CLICKS] {
+        stack.client().configure(queue).await?;
+    }
+    let mut options = SinkOptions::new(&[ORDERS, CLICKS].join(","))
+        .with("QUEEN_S3_MAX_WINDOW_MS", WINDOW_MS)
+        .with("QUEEN_S3_LEASE_TTL_MS", 30_000);
+    options.name = SINK.into();
+    let sink = stack.sink(&options)?;
+    println!(
+        "  broker  {}   bucket  {}/{}",
+        stack.broker.url(),
+        stack.s3.endpoint(),
+        Stack::BUCKET
+    );
+
+    println!(
+        "\nPushing {} events while the sink runs …",
+        grouped(events::EVENTS as u64)
+    );
+    let pushed = push_and_watch(&stack, &sink).await?;
+    let orders = Ledger::of(&pushed, ORDERS)?;
+    let clicks = Ledger::of(&pushed, CLICKS)?;
+    let lake = stack.lake(SINK);
+
+    println!("\nThe objects in the bucket:\n");
+    report::tree(&lake, &[ORDERS, CLICKS])?;
+
+    println!("\nRead by DuckDB:\n");
+    let counts = [(ORDERS, orders.len()), (CLICKS, clicks.len())];
+    report::with_duckdb(&lake, &counts, &events::partition_of_customer(CUSTOMER))?;
+
+    println!("\nEvery pushed partition and offset against the lake:\n");
+    let mut exact = true;
+    for (queue, ledger) in [(ORDERS, &orders), (CLICKS, &clicks)] {
+        let verdict = check(ledger, &lake.records(queue)?);
+        println!(
+            "  {queue}: {} records: {verdict}",
+            grouped(ledger.len() as u64)
+        );
+        exact &= verdict.is_exact();
+    }
+    ensure!(exact, "the lake differs from what was pushed, see above");
+
+    let folder = lake.folder();
+    println!("\nThe lake is in {}. Query it:\n", folder.display());
+    println!(
+        "  .venv/bin/python -c \"import duckdb; print(duckdb.sql(\\\"\n    SELECT queue, hour, count(*) \
+         FROM '{}/**/*.jsonl.zst' GROUP BY ALL\\\"))\"",
+        folder.display()
+    );
+    println!(
+        "\nDone in {:.0} s. The logs are in {FOLDER}/logs.",
+        begin.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+/// Pushes every event and shows how the sink follows, until it has committed them all.
+async fn push_and_watch(stack: &Stack, sink: &Sink) -> Result<Vec<Pushed>> {
+    let begin = Instant::now();
+    let count = Arc::new(AtomicUsize::new(0));
+    let events = events::all()?;
+    let mut pushing = tokio::spawn({
+        let (client, count) = (stack.client().clone(), Arc::clone(&count));
+        async move {
+            let on_pushed = |more| {
+                count.fetch_add(more, Ordering::Relaxed);
+            };
+            client.push_all(events, on_pushed).await
+        }
+    });
+    let mut progress = Progress::new();
+    let mut pushed: Option<(Vec<Pushed>, Instant)> = None;
+    loop {
+        if let Some(status) = sink.status() {
+            bail!("the sink ended ({status}):{}", sink.logs().tail());
+        }
+        let metrics = sink.metrics().await?;
+        let committed = metrics.records_written(ORDERS) + metrics.records_written(CLICKS);
+        let lag = [ORDERS, CLICKS]
+            .iter()
+            .filter_map(|queue| metrics.get("queen_s3_lag_seconds", Some(("queue", queue))))
+            .fold(0.0, f64::max);
+        let line = format!(
+            "pushed {:>7}   committed {:>7}   lag {lag:>5.1} s   {:>3} s",
+            grouped(count.load(Ordering::Relaxed) as u64),
+            grouped(committed),
+            begin.elapsed().as_secs()
+        );
+        match &pushed {
+            Some((all, _)) if committed >= all.len() as u64 => {
+                progress.finish(&line);
+                return Ok(pushed.map(|(all, _)| all).unwrap_or_default());
+            }
+            Some((all, since)) if since.elapsed() > LIMIT => bail!(
+                "the sink committed {committed} of {} records within {} s:{}",
+                all.len(),
+                LIMIT.as_secs(),
+                sink.logs().tail()
+            ),
+            _ => progress.show(&line),
+        }
+        if pushed.is_some() {
+            tokio::time::sleep(REFRESH).await;
+        } else if let Ok(all) = tokio::time::timeout(REFRESH, &mut pushing).await {
+            pushed = Some((all.context("the pushing task ended")??, Instant::now()));
+        }
+    }
+}
+
+/// An empty folder for the lake and the logs; a former demo's is replaced.
+fn fresh_folder(folder: &Path) -> Result<PathBuf> {
+    if folder.exists() {
+        ensure!(
+            folder.join(MARKER).exists(),
+            "{} exists and is no former demo's; move it away",
+            folder.display()
+        );
+        fs::remove_dir_all(folder).with_context(|| format!("remove {}", folder.display()))?;
+    }
+    fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
+    fs::write(folder.join(MARKER), "").with_context(|| format!("write in {}", folder.display()))?;
+    folder
+        .canonicalize()
+        .with_context(|| format!("find {}", folder.display()))
+}
