@@ -118,7 +118,7 @@ impl BrokerClient {
     ///
     /// # Errors
     ///
-    /// When the broker refuses the call or does not queue every event.
+    /// When the broker refuses the call or does not hold every event afterwards.
     pub async fn push(&self, events: Vec<Event>) -> Result<Vec<Pushed>> {
         let mut items = Vec::with_capacity(events.len());
         for event in &events {
@@ -137,7 +137,10 @@ impl BrokerClient {
             events.len()
         );
         let place = |(event, result): (Event, PushResult)| match (result.status, result.offset) {
-            (PushStatus::Queued, Some(offset)) => Ok(Pushed { event, offset }),
+            // A duplicate is a retry whose first answer was lost: the event is at that offset.
+            (PushStatus::Queued | PushStatus::Duplicate, Some(offset)) => {
+                Ok(Pushed { event, offset })
+            }
             (status, offset) => bail!(
                 "{}/{} {} was answered {status:?}, offset {offset:?}",
                 event.queue,

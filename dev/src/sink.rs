@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use private_postgres::Signal;
+use tokio::sync::OnceCell;
 
 use crate::binaries::sink_binary;
 use crate::limits::START_LIMIT;
@@ -51,6 +52,7 @@ pub struct Sink {
     process: Process,
     logs: Logs,
     start: u64,
+    port: OnceCell<u16>,
     http: reqwest::Client,
 }
 
@@ -71,6 +73,7 @@ impl Sink {
             process,
             logs,
             start: 0,
+            port: OnceCell::new(),
             http,
         })
     }
@@ -84,6 +87,7 @@ impl Sink {
                 .push(((*name).to_owned(), (*value).to_owned()));
         }
         self.start = self.logs.mark();
+        self.port = OnceCell::new();
         let program = sink_binary()?;
         self.process = Process::start("queen-s3", &program, &[], &self.variables, &self.logs)?;
         Ok(())
@@ -121,7 +125,8 @@ impl Sink {
 
     /// The port of its health listener, once it says so.
     pub async fn port(&self) -> Result<u16> {
-        self.process.listening_port(self.start, START_LIMIT).await
+        let said = || self.process.listening_port(self.start, START_LIMIT);
+        self.port.get_or_try_init(said).await.copied()
     }
 
     /// The status and body of `GET /healthz`.
