@@ -18,5 +18,6 @@ pub mod observe;
 pub mod ownership;
 pub mod queue;
 pub mod record;
+pub mod retry;
 pub mod time;
 pub mod window;

@@ -86,3 +86,44 @@ impl Chunk {
         &self.batch.index()[self.range.start as usize..self.range.end as usize]
     }
 }
+
+impl Chunk {
+    /// Bytes that the chunk needs by itself: its stretch of the body and its index entries.
+    pub fn span_bytes(&self) -> usize {
+        let span = self.span();
+        span.len() + self.range.len() * size_of::<RecordIndex>()
+    }
+
+    /// A copy of the chunk in a body of its own.
+    pub fn compacted(&self, budget: &Arc<MemoryBudget>) -> Self {
+        let span = self.span();
+        let shift = span.start as u32;
+        let body = Bytes::copy_from_slice(&self.batch.body[span]);
+        let index: Vec<RecordIndex> = self
+            .records()
+            .iter()
+            .map(|record| RecordIndex {
+                transaction_id_start: record.transaction_id_start - shift,
+                payload_start: record.payload_start - shift,
+                ..*record
+            })
+            .collect();
+        let end = index.len() as u32;
+        Self { batch: Batch::new(body, index, budget), range: 0..end }
+    }
+
+    /// The stretch of the body that the records' slices lie in.
+    fn span(&self) -> Range<usize> {
+        let mut span = usize::MAX..0;
+        for record in self.records() {
+            for (start, len) in [
+                (record.transaction_id_start, record.transaction_id_len),
+                (record.payload_start, record.payload_len),
+            ] {
+                span.start = span.start.min(start as usize);
+                span.end = span.end.max(start as usize + len as usize);
+            }
+        }
+        span.start.min(span.end)..span.end
+    }
+}

@@ -1,1 +1,204 @@
-//! The window engine: what was read, what may be closed. Pure: no clock, no I/O.
+//! The window engine: what has been read of a queue, and what may be closed. Pure: no clock, no
+//! I/O; time is what the broker's answers say.
+//!
+//! For every partition that a discovery pass has named the engine keeps the next offset to read,
+//! the greatest watermark shown, and from them a **frontier**: a bound that no record still unread
+//! goes below. A window may end at or below every frontier and the last complete pass's `safeTime`
+//! less the guard; below that bound the set of records can no longer change.
+//!
+//! [`discovery`] takes passes in, [`reading`] takes fetch answers in, [`close`] decides.
+
+mod close;
+mod discovery;
+mod partition;
+mod reading;
+mod seek;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::broker::Name;
+use crate::lake::Align;
+use crate::lake::manifest::OffsetRange;
+use crate::time::Micros;
+
+pub use close::{Close, ClosedWindow, Press};
+pub use discovery::PassRequest;
+pub use partition::PartitionId;
+pub use reading::{ReadRequest, ReadResult};
+
+use partition::{Partition, PartitionBuffer};
+use seek::Seek;
+
+/// The engine's settings, all from the configuration.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// The Hive bucket that a window may not straddle.
+    pub align: Align,
+    /// Record bytes at which a window closes.
+    pub target_bytes: u64,
+    /// Age, on the broker's clock, at which a window closes.
+    pub max_window_us: i64,
+    /// What is taken off a pass's `safeTime` before a window may close.
+    pub guard_us: i64,
+}
+
+/// The reading state of one queue.
+#[derive(Debug)]
+pub struct Engine {
+    policy: Policy,
+    /// End of the last window taken out: records below it belong to earlier windows.
+    cut: Micros,
+    /// `safeTime` of the last complete pass.
+    safe: Option<Micros>,
+    /// `safeTime` when the present window began to be filled.
+    opened: Option<Micros>,
+    pass: discovery::Pass,
+    partitions: Vec<Option<Partition>>,
+    free: Vec<PartitionId>,
+    by_name: HashMap<Name, PartitionId>,
+    seeks: BTreeMap<PartitionId, Seek>,
+    /// Partitions with unread records, lowest frontier first.
+    behind: BTreeSet<(Micros, PartitionId)>,
+    /// Those of `behind` that a fetch may be sent for.
+    ready: BTreeSet<(Micros, PartitionId)>,
+    buffers: BTreeMap<PartitionId, PartitionBuffer>,
+    /// Record bytes buffered, by the instant that puts them into a window.
+    bytes_at: BTreeMap<Micros, u64>,
+    buffered_bytes: u64,
+    /// Ranges deleted before they were read, for the next window's manifest.
+    lost: Vec<OffsetRange>,
+    suspects: usize,
+    generations: u32,
+    /// First `ts` of the present life, where records of a former one are still buffered.
+    life_starts: BTreeMap<PartitionId, Micros>,
+}
+
+impl Engine {
+    /// An engine that knows of everything below `committed` that it is in the lake.
+    pub fn new(policy: Policy, committed: Micros) -> Self {
+        Self {
+            policy,
+            cut: committed,
+            safe: None,
+            opened: None,
+            pass: discovery::Pass::default(),
+            partitions: Vec::new(),
+            free: Vec::new(),
+            by_name: HashMap::new(),
+            seeks: BTreeMap::new(),
+            behind: BTreeSet::new(),
+            ready: BTreeSet::new(),
+            buffers: BTreeMap::new(),
+            bytes_at: BTreeMap::new(),
+            buffered_bytes: 0,
+            lost: Vec::new(),
+            suspects: 0,
+            generations: 0,
+            life_starts: BTreeMap::new(),
+        }
+    }
+
+    /// End of the last window taken out, or of what was committed at the start.
+    pub fn cut(&self) -> Micros {
+        self.cut
+    }
+
+    /// `safeTime` of the last complete pass, the greatest so far.
+    pub fn safe_time(&self) -> Option<Micros> {
+        self.safe
+    }
+
+    /// Record bytes buffered: JSONL line lengths.
+    pub fn buffered_bytes(&self) -> u64 {
+        self.buffered_bytes
+    }
+
+    /// Partitions tracked.
+    pub fn tracked(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// Whether a fetch could be sent now.
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Whether some partition's reading position is still being looked for.
+    pub fn is_seeking(&self) -> bool {
+        !self.seeks.is_empty()
+    }
+
+    /// Tracked partitions with their positions and watermarks, by name (bytes).
+    pub fn positions(&self) -> Vec<(Name, i64, i64)> {
+        let mut positions: Vec<_> = self
+            .partitions
+            .iter()
+            .flatten()
+            .map(|p| (p.name.clone(), p.position, p.watermark))
+            .collect();
+        positions.sort_unstable_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
+        positions
+    }
+
+    fn partition(&self, id: PartitionId) -> &Partition {
+        self.partitions[id.0 as usize].as_ref().expect("an id is handed out while it is tracked")
+    }
+
+    fn partition_mut(&mut self, id: PartitionId) -> &mut Partition {
+        self.partitions[id.0 as usize].as_mut().expect("an id is handed out while it is tracked")
+    }
+
+    /// The bound below which `id` has no unread record, when it has any.
+    fn frontier(&self, id: PartitionId) -> Micros {
+        if self.seeks.contains_key(&id) { Micros::MIN } else { self.partition(id).last_ts }
+    }
+
+    /// Changes a partition and keeps the two ordered sets in step with it.
+    fn update<R>(&mut self, id: PartitionId, change: impl FnOnce(&mut Self) -> R) -> R {
+        let before = (self.frontier(id), id);
+        self.behind.remove(&before);
+        self.ready.remove(&before);
+        let result = change(self);
+        if let Some(Some(partition)) = self.partitions.get(id.0 as usize)
+            && partition.is_behind()
+        {
+            let key = (self.frontier(id), id);
+            self.behind.insert(key);
+            if !partition.flags.busy && !partition.flags.suspect {
+                self.ready.insert(key);
+            }
+        }
+        result
+    }
+
+    fn next_generation(&mut self) -> u32 {
+        self.generations = self.generations.wrapping_add(1);
+        self.generations
+    }
+
+    fn track(&mut self, partition: Partition) -> PartitionId {
+        let name = partition.name.clone();
+        let id = if let Some(id) = self.free.pop() {
+            self.partitions[id.0 as usize] = Some(partition);
+            id
+        } else {
+            let index = u32::try_from(self.partitions.len())
+                .expect("a queue has fewer partitions than u32 counts: memory ends before");
+            self.partitions.push(Some(partition));
+            PartitionId(index)
+        };
+        self.by_name.insert(name, id);
+        id
+    }
+
+    /// Notes `from..=to` of `id` as deleted before it was read.
+    fn note_lost(&mut self, id: PartitionId, from: i64, to: i64) {
+        if from <= to {
+            let partition = self.partition(id).name.to_string();
+            self.lost.push(OffsetRange { partition, from, to });
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The fence: every lease, intent and pointer write of one owner, one at a time.
+
+use std::sync::Mutex as StdMutex;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use queen_protocol::kv::{Expiry, KvOperation};
+use serde_json::Value;
+use thiserror::Error;
+use tokio::sync::{Mutex, Notify};
+use tracing::{debug, warn};
+
+use super::{Owner, present, to_value, version};
+use crate::broker::{BrokerError, KvAnswer};
+use crate::lake::documents::{CommitPointer, Intent, LeaseDocument};
+use crate::limits::KV_NAMESPACE;
+
+/// The queue is no longer this process's: every work on it ends at once.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Lost {
+    /// Another instance holds the lease, or wrote a document under it.
+    #[error("the queue's lease was lost to {0}")]
+    To(String),
+    /// The lease expired before it could be refreshed; nobody holds it.
+    #[error("the queue's lease expired before it could be refreshed")]
+    Expired,
+}
+
+/// Proof of ownership, for as long as it lasts.
+pub struct Fence {
+    owner: Owner,
+    lease: Value,
+    /// One lease write is in flight at a time.
+    state: Mutex<State>,
+    /// Sending time of the last lease write that is known to have happened.
+    confirmed: StdMutex<Duration>,
+    refreshed: Notify,
+}
+
+struct State {
+    lease: i64,
+    intent: i64,
+    committed: i64,
+    /// Sending time of the first lease write whose outcome is unknown.
+    unresolved: Option<Duration>,
+}
+
+/// A document that a fenced batch writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Document {
+    Intent,
+    Committed,
+}
+
+impl State {
+    fn version_of(&mut self, document: Document) -> &mut i64 {
+        match document {
+            Document::Intent => &mut self.intent,
+            Document::Committed => &mut self.committed,
+        }
+    }
+}
+
+/// What the store shows after a batch that was not plainly carried out.
+enum Standing {
+    Happened,
+    Retry,
+    Lost(Lost),
+}
+
+impl Fence {
+    pub(super) fn new(
+        owner: Owner,
+        lease: Value,
+        version: i64,
+        sent: Duration,
+        intent: i64,
+        committed: i64,
+    ) -> Self {
+        Self {
+            owner,
+            lease,
+            state: Mutex::new(State { lease: version, intent, committed, unresolved: None }),
+            confirmed: StdMutex::new(sent),
+            refreshed: Notify::new(),
+        }
+    }
+
+    /// Writes the intent. Tries until it is durable or the queue is lost.
+    pub async fn write_intent(&self, intent: &Intent) -> Result<(), Lost> {
+        self.write(Some((Document::Intent, to_value(intent)))).await
+    }
+
+    /// Moves the commit pointer. Tries until it is durable or the queue is lost.
+    pub async fn write_committed(&self, pointer: &CommitPointer) -> Result<(), Lost> {
+        self.write(Some((Document::Committed, to_value(pointer)))).await
+    }
+
+    /// Refreshes the lease for ever; ends when it is lost.
+    pub async fn keep(&self) -> Lost {
+        let pause = self.owner.ttl / 3;
+        loop {
+            tokio::time::sleep(pause).await;
+            // A document write that just went through refreshed it already.
+            if self.owner.clock.boottime().saturating_sub(self.confirmed()) < pause {
+                continue;
+            }
+            if let Err(lost) = self.write(None).await {
+                return lost;
+            }
+        }
+    }
+
+    /// Waits until an upload may start: a write to the bucket must not begin when another instance
+    /// may hold the lease already.
+    pub async fn permitted(&self) {
+        loop {
+            let refreshed = self.refreshed.notified();
+            if self.may_upload() {
+                return;
+            }
+            refreshed.await;
+        }
+    }
+
+    fn may_upload(&self) -> bool {
+        let ttl = self.owner.ttl;
+        let margin = Duration::from_secs(1).min(ttl / 2);
+        self.owner.clock.boottime() <= self.confirmed() + (ttl - margin)
+    }
+
+    /// Gives the lease back, so that another instance need not wait for it to expire. Best effort:
+    /// it expires anyway.
+    pub async fn release(&self) {
+        let state = self.state.lock().await;
+        let delete = KvOperation::delete(KV_NAMESPACE, self.owner.keys.lease()).expect(state.lease);
+        if let Err(error) = self.owner.broker.kv(&[delete]).await {
+            debug!(%error, "the lease could not be given back and will expire");
+        }
+    }
+
+    fn confirmed(&self) -> Duration {
+        *self.confirmed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn confirm(&self, sent: Duration) {
+        let mut confirmed = self.confirmed.lock().unwrap_or_else(PoisonError::into_inner);
+        *confirmed = (*confirmed).max(sent);
+        drop(confirmed);
+        self.refreshed.notify_waiters();
+    }
+
+    /// One fenced batch: the lease row at the version written last, then the document, if any, at
+    /// the version read.
+    async fn write(&self, document: Option<(Document, Value)>) -> Result<(), Lost> {
+        let mut state = self.state.lock().await;
+        let mut backoff = self.owner.jitter.backoff();
+        loop {
+            let sent = self.owner.clock.boottime();
+            let operations = self.operations(&mut state, document.as_ref());
+            match self.owner.broker.kv(&operations).await {
+                Ok(KvAnswer::Done(results)) => {
+                    let versions: Vec<i64> = results
+                        .iter()
+                        .filter(|result| result.applied != Some(false))
+                        .filter_map(|result| result.version)
+                        .collect();
+                    if versions.len() == operations.len() {
+                        state.lease = versions[0];
+                        if let Some((document, _)) = &document {
+                            *state.version_of(*document) = versions[1];
+                        }
+                        state.unresolved = None;
+                        self.confirm(sent);
+                        return Ok(());
+                    }
+                    state.unresolved.get_or_insert(sent);
+                }
+                Ok(KvAnswer::RolledBack(_)) => {}
+                Err(error) => {
+                    if error.outcome_unknown() {
+                        state.unresolved.get_or_insert(sent);
+                    }
+                    self.report(&error);
+                    tokio::time::sleep(backoff.next(error.retry_after())).await;
+                }
+            }
+            match self.standing(&mut state, document.as_ref()).await {
+                Standing::Happened => return Ok(()),
+                Standing::Retry => {}
+                Standing::Lost(lost) => {
+                    self.owner.status.preconditions_lost.fetch_add(1, Relaxed);
+                    return Err(lost);
+                }
+            }
+        }
+    }
+
+    fn operations(
+        &self,
+        state: &mut State,
+        document: Option<&(Document, Value)>,
+    ) -> Vec<KvOperation> {
+        let lease = KvOperation::put(
+            KV_NAMESPACE,
+            self.owner.keys.lease(),
+            self.lease.clone(),
+            self.owner.lease_expiry(),
+        )
+        .expect("the stored TTL is at least a second")
+        .expect(state.lease)
+        .required();
+        let mut operations = vec![lease];
+        if let Some((document, value)) = document {
+            let put =
+                KvOperation::put(KV_NAMESPACE, self.key(*document), value.clone(), Expiry::Forever)
+                    .expect("forever is a valid expiry")
+                    .expect(*state.version_of(*document))
+                    .required();
+            operations.push(put);
+        }
+        operations
+    }
+
+    fn key(&self, document: Document) -> String {
+        match document {
+            Document::Intent => self.owner.keys.intent(),
+            Document::Committed => self.owner.keys.committed(),
+        }
+    }
+
+    /// Reads the three documents until they can be read, and judges by them.
+    async fn standing(&self, state: &mut State, wanted: Option<&(Document, Value)>) -> Standing {
+        let mut backoff = self.owner.jitter.backoff();
+        let results = loop {
+            match self.owner.broker.kv(&self.owner.reads()).await {
+                Ok(KvAnswer::Done(results)) if results.len() == 3 => break results,
+                Ok(_) => tokio::time::sleep(backoff.next(None)).await,
+                Err(error) => {
+                    self.report(&error);
+                    tokio::time::sleep(backoff.next(error.retry_after())).await;
+                }
+            }
+        };
+        let [intent, committed, lease] = [&results[0], &results[1], &results[2]];
+        let Some(held) = present(lease) else { return Standing::Lost(Lost::Expired) };
+        let held: Option<LeaseDocument> = serde_json::from_value(held.clone()).ok();
+        match held {
+            Some(held) if held.incarnation == self.owner.identity.incarnation => {}
+            Some(held) => return Standing::Lost(Lost::To(held.instance)),
+            None => return Standing::Lost(Lost::To("an unreadable lease document".to_owned())),
+        }
+        let lease_version = version(lease);
+        if lease_version != state.lease {
+            state.lease = lease_version;
+            // Any of the unresolved writes may be the one that landed; the first is the safe one.
+            if let Some(sent) = state.unresolved {
+                self.confirm(sent);
+            }
+        }
+        let Some((document, value)) = wanted else {
+            return Standing::Retry;
+        };
+        let found = if *document == Document::Intent { intent } else { committed };
+        let expected = state.version_of(*document);
+        if version(found) == *expected {
+            return Standing::Retry;
+        }
+        if present(found) == Some(value) {
+            *expected = version(found);
+            state.unresolved = None;
+            return Standing::Happened;
+        }
+        Standing::Lost(Lost::To(format!("a writer of {}", self.key(*document))))
+    }
+
+    fn report(&self, error: &BrokerError) {
+        warn!(%error, "the lease or a commit document could not be written; trying again");
+    }
+}

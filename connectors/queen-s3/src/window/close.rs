@@ -1,0 +1,278 @@
+//! Closing windows: when, at which bound, and with which records.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::broker::Name;
+use crate::lake::manifest::OffsetRange;
+use crate::limits::{DRAIN_WORTH_BYTES, DRAIN_WORTH_OPEN_US};
+use crate::memory::MemoryBudget;
+use crate::record::{Batch, Chunk};
+use crate::time::Micros;
+
+use super::Engine;
+use super::PartitionId;
+
+/// What asks for a window besides its size, its age and its alignment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Press {
+    /// Nothing.
+    None,
+    /// Memory is short.
+    Memory,
+    /// The process stops.
+    Drain,
+}
+
+/// What closing brought.
+#[derive(Debug)]
+pub enum Close {
+    /// A window to write.
+    Window(ClosedWindow),
+    /// Nothing happened below this bound: the pointer may move there.
+    Idle(Micros),
+}
+
+/// A window's bounds and records, taken out of the engine.
+#[derive(Debug)]
+pub struct ClosedWindow {
+    /// Start, inclusive.
+    pub t_start: Micros,
+    /// End, exclusive.
+    pub t_end: Micros,
+    /// The bound before it: `[prev_t_end, t_start)` holds no record.
+    pub prev_t_end: Micros,
+    /// Records by partition name (bytes), each partition's in log order.
+    pub partitions: Vec<(Name, Vec<Chunk>)>,
+    /// Sum of the record bytes.
+    pub record_bytes: u64,
+    /// Ranges deleted before they were read.
+    pub lost: Vec<OffsetRange>,
+    /// Records below `t_start`.
+    pub late: Vec<OffsetRange>,
+}
+
+/// The bounds that a window could have now.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    t_start: Micros,
+    t_end: Micros,
+}
+
+impl Engine {
+    /// Takes a window out if one should be closed now, or says that the pointer may move over a
+    /// stretch without records. At most one window or move may be under way at a time.
+    pub fn close(&mut self, press: Press) -> Option<Close> {
+        let bound = self.close_bound()?;
+        if bound <= self.cut {
+            return None;
+        }
+        let aged = self.age() >= self.policy.max_window_us;
+        let first = self.bytes_at.first_key_value().map(|(at, _)| *at);
+        let Some(first) = first.filter(|first| *first < bound) else {
+            if !aged {
+                return None;
+            }
+            if self.lost.is_empty() {
+                self.advance(bound);
+                return Some(Close::Idle(bound));
+            }
+            let t_start = self.cut.max(self.policy.align.bucket_start(bound.back(1)));
+            return Some(Close::Window(self.take(Bounds { t_start, t_end: bound })));
+        };
+        let t_start = self.cut.max(self.policy.align.bucket_start(first));
+        let bucket_end = self.policy.align.bucket_end(first);
+        let limit = bound.min(bucket_end);
+        let full = self.size_cut(first, limit);
+        let whole_bucket = limit == bucket_end;
+        if full.is_none() && !whole_bucket && !aged && !self.pressed(press, limit) {
+            return None;
+        }
+        Some(Close::Window(self.take(Bounds { t_start, t_end: full.unwrap_or(limit) })))
+    }
+
+    /// Bounds of a window whose records are not to be taken from the buffer but read again as a
+    /// redo does: the earliest instant in sight, when the budget holds no more than that and it
+    /// cannot be closed otherwise.
+    pub fn oversized(&self) -> Option<(Micros, Micros)> {
+        let settled = self.safe?.back(self.policy.guard_us);
+        let first = self.bytes_at.first_key_value().map_or(Micros::MAX, |(at, _)| *at);
+        let unread = self.behind.first().map_or(Micros::MAX, |(frontier, _)| *frontier);
+        let at = first.min(unread);
+        if at == Micros::MIN || at == Micros::MAX {
+            return None;
+        }
+        let at = at.max(self.cut);
+        let t_end = at.on(1);
+        let t_start = self.cut.max(self.policy.align.bucket_start(at));
+        (t_end <= settled).then_some((t_start, t_end))
+    }
+
+    /// At or below every frontier, and final.
+    fn close_bound(&self) -> Option<Micros> {
+        let settled = self.safe?.back(self.policy.guard_us);
+        let frontier = self.behind.first().map_or(Micros::MAX, |(frontier, _)| *frontier);
+        Some(settled.min(frontier))
+    }
+
+    /// How long the present window has been open, µs on the broker's clock.
+    fn age(&self) -> i64 {
+        match (self.safe, self.opened) {
+            (Some(safe), Some(opened)) => safe.0.saturating_sub(opened.0),
+            _ => 0,
+        }
+    }
+
+    fn pressed(&self, press: Press, limit: Micros) -> bool {
+        match press {
+            Press::None => false,
+            Press::Memory => true,
+            Press::Drain => {
+                let bytes: u64 = self.bytes_at.range(..limit).map(|(_, bytes)| bytes).sum();
+                bytes >= DRAIN_WORTH_BYTES || self.age() >= DRAIN_WORTH_OPEN_US
+            }
+        }
+    }
+
+    /// Where a window that would pass the size target ends instead: as late as the target allows,
+    /// and never before one whole instant is in it.
+    fn size_cut(&self, first: Micros, limit: Micros) -> Option<Micros> {
+        if self.buffered_bytes < self.policy.target_bytes {
+            return None;
+        }
+        let mut bytes = 0;
+        for (at, here) in self.bytes_at.range(..limit) {
+            if *at > first && bytes + here > self.policy.target_bytes {
+                return Some(*at);
+            }
+            bytes += here;
+        }
+        (bytes >= self.policy.target_bytes).then_some(limit)
+    }
+
+    fn take(&mut self, bounds: Bounds) -> ClosedWindow {
+        let prev_t_end = self.cut;
+        let mut partitions = Vec::new();
+        let mut late = Vec::new();
+        let mut emptied = Vec::new();
+        for (id, buffer) in &mut self.buffers {
+            let chunks = buffer.take_below(bounds.t_end);
+            if buffer.chunks.is_empty() {
+                emptied.push(*id);
+            }
+            if chunks.is_empty() {
+                continue;
+            }
+            let name = self.partitions[id.0 as usize]
+                .as_ref()
+                .map(|partition| partition.name.clone())
+                .expect("a partition is tracked while records of it are buffered");
+            for chunk in &chunks {
+                late.extend(late_range(&name, chunk, bounds.t_start));
+            }
+            partitions.push((name, chunks));
+        }
+        for id in emptied {
+            self.buffers.remove(&id);
+            self.life_starts.remove(&id);
+        }
+        partitions.sort_unstable_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
+        let above = self.bytes_at.split_off(&bounds.t_end);
+        let record_bytes = std::mem::replace(&mut self.bytes_at, above).values().sum();
+        self.buffered_bytes -= record_bytes;
+        self.advance(bounds.t_end);
+        ClosedWindow {
+            t_start: bounds.t_start,
+            t_end: bounds.t_end,
+            prev_t_end,
+            partitions,
+            record_bytes,
+            lost: std::mem::take(&mut self.lost),
+            late,
+        }
+    }
+
+    fn advance(&mut self, cut: Micros) {
+        self.cut = cut;
+        self.opened = self.safe;
+    }
+
+    /// Drops buffered records, those furthest ahead first, until about `bytes` record bytes are
+    /// dropped or only the earliest instant is left; they are read again later. Answers the record
+    /// bytes dropped.
+    pub fn shed(&mut self, bytes: u64, budget: &Arc<MemoryBudget>) -> u64 {
+        let Some(from) = self.shed_from(bytes) else { return 0 };
+        let before = self.buffered_bytes;
+        let buffered: Vec<PartitionId> = self.buffers.keys().copied().collect();
+        for id in buffered {
+            self.update(id, |engine| engine.drop_from(id, from));
+        }
+        self.compact(budget);
+        before - self.buffered_bytes
+    }
+
+    fn shed_from(&self, bytes: u64) -> Option<Micros> {
+        let first = *self.bytes_at.first_key_value()?.0;
+        let mut dropped = 0;
+        let mut from = None;
+        for (at, here) in self.bytes_at.iter().rev() {
+            if *at == first || dropped >= bytes {
+                break;
+            }
+            dropped += here;
+            from = Some(*at);
+        }
+        from
+    }
+
+    fn drop_from(&mut self, id: PartitionId, from: Micros) {
+        let flags = self.partition(id).flags;
+        if flags.ended || flags.reborn {
+            return;
+        }
+        let from = self.life_starts.get(&id).map_or(from, |start| from.max(*start));
+        let Some(buffer) = self.buffers.get_mut(&id) else { return };
+        let dropped = buffer.take_from(from);
+        if buffer.chunks.is_empty() {
+            self.buffers.remove(&id);
+            self.life_starts.remove(&id);
+        }
+        let Some(first) = dropped.first().and_then(|chunk| chunk.records().first()).copied() else {
+            return;
+        };
+        let name = self.partition(id).name.clone();
+        for chunk in &dropped {
+            self.count(&name, chunk, false);
+        }
+        let generation = self.next_generation();
+        let now = self.pass.pages;
+        let partition = self.partition_mut(id);
+        partition.position = first.offset;
+        partition.last_ts = first.ts;
+        partition.generation = generation;
+        partition.moved_at = now;
+        partition.flags.busy = false;
+    }
+
+    /// Copies what is left of bodies that are mostly dropped, so that they can go.
+    fn compact(&mut self, budget: &Arc<MemoryBudget>) {
+        let mut live: HashMap<*const Batch, usize> = HashMap::new();
+        for chunk in self.buffers.values().flat_map(|buffer| &buffer.chunks) {
+            *live.entry(Arc::as_ptr(&chunk.batch)).or_default() += chunk.span_bytes();
+        }
+        for chunk in self.buffers.values_mut().flat_map(|buffer| &mut buffer.chunks) {
+            let held = chunk.batch.held_bytes();
+            if live.get(&Arc::as_ptr(&chunk.batch)).is_some_and(|live| live * 2 < held) {
+                *chunk = chunk.compacted(budget);
+            }
+        }
+    }
+}
+
+/// The records of `chunk` below `t_start`, if there are any.
+fn late_range(name: &Name, chunk: &Chunk, t_start: Micros) -> Option<OffsetRange> {
+    let records = chunk.records();
+    let late = &records[..records.partition_point(|record| record.ts < t_start)];
+    let (first, last) = (late.first()?, late.last()?);
+    Some(OffsetRange { partition: name.to_string(), from: first.offset, to: last.offset })
+}

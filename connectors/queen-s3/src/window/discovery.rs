@@ -1,0 +1,243 @@
+//! Discovery passes: which partitions are there, how far they reach, and up to which instant the
+//! answers are final.
+
+use crate::broker::ListedPartition;
+use crate::limits::CHANGED_SINCE_SLACK_US;
+use crate::time::Micros;
+
+use super::partition::{Flags, Partition};
+use super::seek::Seek;
+use super::{Engine, PartitionId};
+
+/// What a pass asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassRequest {
+    /// Only partitions written at or after this; `None` lists every partition.
+    pub since: Option<Micros>,
+}
+
+/// The pass under way.
+#[derive(Debug, Default)]
+pub(super) struct Pass {
+    running: Option<Running>,
+    /// Pages asked for so far: the engine's own clock.
+    pub(super) pages: u32,
+}
+
+#[derive(Debug)]
+struct Running {
+    full: bool,
+    began_at: u32,
+    safe: Micros,
+    listed: u64,
+}
+
+/// What a complete pass brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassSummary {
+    /// Partitions listed, repeats included.
+    pub listed: u64,
+}
+
+impl Engine {
+    /// Begins a pass, giving up one that was under way. A full one lists every partition; it is
+    /// also made when answers contradict each other, or when the whole log is wanted.
+    pub fn begin_pass(&mut self, full: bool) -> PassRequest {
+        let whole_log = self.safe.is_none() && self.cut <= Micros::ZERO;
+        let full = full || whole_log || self.suspects > 0;
+        self.pass.running = Some(Running {
+            full,
+            began_at: self.pass.pages,
+            safe: Micros::MAX,
+            listed: 0,
+        });
+        let known = self.safe.unwrap_or(self.cut);
+        PassRequest { since: (!full).then(|| known.back(CHANGED_SINCE_SLACK_US)) }
+    }
+
+    /// Notes that a page is asked for now: its answer speaks of no earlier instant.
+    pub fn page_asked(&mut self) {
+        self.pass.pages += 1;
+    }
+
+    /// Takes in a page of the pass under way.
+    pub fn page(&mut self, safe_time: Micros, partitions: &[ListedPartition]) {
+        let Some(running) = &mut self.pass.running else { return };
+        running.safe = running.safe.min(safe_time);
+        running.listed += partitions.len() as u64;
+        for listed in partitions {
+            self.listed(listed);
+        }
+    }
+
+    /// Ends the pass after its last page: its `safeTime` now bounds what is unread.
+    pub fn end_pass(&mut self) -> Option<PassSummary> {
+        let running = self.pass.running.take()?;
+        if running.full {
+            self.drop_ended(running.began_at);
+        }
+        self.release_suspects(running.began_at);
+        self.safe = Some(self.safe.map_or(running.safe, |safe| safe.max(running.safe)));
+        self.opened = self.opened.or(self.safe);
+        Some(PassSummary { listed: running.listed })
+    }
+
+    /// Gives the pass under way up; what its pages named stays known.
+    pub fn abandon_pass(&mut self) {
+        self.pass.running = None;
+    }
+
+    fn listed(&mut self, listed: &ListedPartition) {
+        match self.by_name.get(&listed.name).copied() {
+            None => self.meet(listed),
+            Some(id) => self.update(id, |engine| engine.relist(id, listed)),
+        }
+    }
+
+    fn meet(&mut self, listed: &ListedPartition) {
+        let now = self.pass.pages;
+        let watermark = listed.last_offset + 1;
+        // Without a boundary to look for, reading begins at the log's start.
+        let seek = Seek::new(listed.log_start, watermark.max(listed.log_start));
+        let position = if self.cut <= Micros::ZERO { Some(listed.log_start) } else { seek.settled() };
+        let generation = self.next_generation();
+        let id = self.track(Partition {
+            name: listed.name.clone(),
+            id: listed.id,
+            position: position.unwrap_or(listed.log_start),
+            watermark: watermark.max(listed.log_start),
+            listed_end: watermark,
+            last_ts: Micros::MIN,
+            generation,
+            moved_at: now,
+            named_at: now,
+            flags: Flags { skipping: self.cut > Micros::ZERO, ..Flags::default() },
+        });
+        if position.is_none() {
+            self.seeks.insert(id, seek);
+        }
+        self.update(id, |_| ());
+    }
+
+    fn relist(&mut self, id: PartitionId, listed: &ListedPartition) {
+        let now = self.pass.pages;
+        let partition = self.partition_mut(id);
+        partition.named_at = now;
+        let other_id = matches!((partition.id, listed.id), (Some(old), Some(new)) if old != new);
+        // Comparable only when nothing moved since the page was asked for.
+        let comparable = partition.moved_at < now;
+        let shrunk = listed.id.is_none() && comparable && listed.last_offset < partition.position - 1;
+        if other_id || shrunk {
+            self.begin_life(id, listed);
+            return;
+        }
+        partition.id = partition.id.or(listed.id);
+        partition.flags.ended = false;
+        if comparable || listed.id.is_some() {
+            partition.listed_end = partition.listed_end.max(listed.last_offset + 1);
+        }
+        if listed.last_offset + 1 > partition.watermark {
+            partition.watermark = listed.last_offset + 1;
+            partition.moved_at = now;
+        }
+        self.log_starts_at(id, listed.log_start);
+    }
+
+    /// Retention moved the log's start: what lies between it and the position was never read.
+    pub(super) fn log_starts_at(&mut self, id: PartitionId, log_start: i64) {
+        if let Some(seek) = self.seeks.get_mut(&id) {
+            if let super::seek::Probe::ReadFrom(from) = seek.cut(log_start) {
+                self.end_seek(id, from);
+            }
+            return;
+        }
+        let now = self.pass.pages;
+        let partition = self.partition_mut(id);
+        let position = partition.position;
+        if log_start <= position {
+            return;
+        }
+        partition.position = log_start;
+        partition.watermark = partition.watermark.max(log_start);
+        partition.moved_at = now;
+        // While skipping it is not known which of them were in earlier windows: naming one that
+        // was is the lesser evil.
+        self.note_lost(id, position, log_start - 1);
+    }
+
+    /// Another life of a partition begins: offsets from 0 again.
+    fn begin_life(&mut self, id: PartitionId, listed: &ListedPartition) {
+        let now = self.pass.pages;
+        self.end_life(id);
+        let partition = self.partition_mut(id);
+        partition.id = listed.id;
+        partition.position = 0;
+        partition.watermark = listed.last_offset + 1;
+        partition.listed_end = listed.last_offset + 1;
+        partition.last_ts = Micros::MIN;
+        partition.moved_at = now;
+        // Its records all lie above the former life's, so none is from an earlier window.
+        partition.flags = Flags { reborn: true, ..Flags::default() };
+        self.log_starts_at(id, listed.log_start);
+    }
+
+    /// A life of a partition is over: what was not read of it is lost, and answers to requests
+    /// that are out are void.
+    fn end_life(&mut self, id: PartitionId) {
+        let first_unread =
+            self.seeks.remove(&id).map_or(self.partition(id).position, |seek| seek.lo());
+        let listed_end = self.partition(id).listed_end;
+        self.note_lost(id, first_unread, listed_end - 1);
+        let generation = self.next_generation();
+        let partition = self.partition_mut(id);
+        partition.generation = generation;
+        partition.position = partition.watermark;
+        partition.flags.busy = false;
+        if std::mem::take(&mut partition.flags.suspect) {
+            self.suspects -= 1;
+        }
+    }
+
+    fn drop_ended(&mut self, began_at: u32) {
+        let unnamed = |partition: &Partition| partition.named_at <= began_at;
+        let mut ended: Vec<PartitionId> = self
+            .by_name
+            .values()
+            .copied()
+            .filter(|id| unnamed(self.partition(*id)))
+            .collect();
+        // The order of a hash map must not show in a manifest.
+        ended.sort_unstable();
+        for id in ended {
+            self.update(id, |engine| engine.end_life(id));
+            if self.buffers.contains_key(&id) {
+                self.partition_mut(id).flags.ended = true;
+                continue;
+            }
+            let name = self.partition(id).name.clone();
+            self.by_name.remove(&name);
+            self.partitions[id.0 as usize] = None;
+            self.free.push(id);
+        }
+    }
+
+    fn release_suspects(&mut self, began_at: u32) {
+        if self.suspects == 0 {
+            return;
+        }
+        let released: Vec<PartitionId> = self
+            .by_name
+            .values()
+            .copied()
+            .filter(|id| {
+                let partition = self.partition(*id);
+                partition.flags.suspect && partition.moved_at <= began_at
+            })
+            .collect();
+        // Order shows in nothing here: each is released by itself.
+        for id in released {
+            self.suspects -= 1;
+            self.update(id, |engine| engine.partition_mut(id).flags.suspect = false);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! What is known of one partition. Kept small: there may be millions.
+
+use std::collections::VecDeque;
+
+use uuid::Uuid;
+
+use crate::broker::Name;
+use crate::record::Chunk;
+use crate::time::Micros;
+
+/// Index of a tracked partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PartitionId(pub(super) u32);
+
+/// Reading state of one partition's present life.
+#[derive(Debug)]
+pub(super) struct Partition {
+    pub(super) name: Name,
+    /// The present life, where the broker tells lives apart.
+    pub(super) id: Option<Uuid>,
+    /// Next offset to read.
+    pub(super) position: i64,
+    /// Greatest watermark that any pass or fetch has shown of this life.
+    pub(super) watermark: i64,
+    /// Watermark that the last pass naming it showed: surely of this life.
+    pub(super) listed_end: i64,
+    /// `ts` of the last record read of this life, [`Micros::MIN`] before the first: no unread
+    /// record goes below it.
+    pub(super) last_ts: Micros,
+    /// Renewed when positions are reset; an answer to an older request is void.
+    pub(super) generation: u32,
+    /// Page count when position or watermark last moved.
+    pub(super) moved_at: u32,
+    /// Page count when a pass last named it.
+    pub(super) named_at: u32,
+    pub(super) flags: Flags,
+}
+
+/// Yes-or-no facts about a partition.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Flags {
+    /// A fetch call is out for it, or it waits for something else before the next one.
+    pub(super) busy: bool,
+    /// Records below the committed end are from earlier windows and skipped.
+    pub(super) skipping: bool,
+    /// A new life began whose first record is not read yet: what is buffered may hold records of
+    /// both lives.
+    pub(super) reborn: bool,
+    /// Its answers contradict the passes; it waits for a complete pass that began later.
+    pub(super) suspect: bool,
+    /// A full pass no longer names it: what is buffered cannot be read again.
+    pub(super) ended: bool,
+}
+
+impl Partition {
+    /// Whether records are known to be there that have not been read.
+    pub(super) fn is_behind(&self) -> bool {
+        self.position < self.watermark
+    }
+}
+
+/// Buffered records of one partition, `ts` rising.
+#[derive(Debug, Default)]
+pub(super) struct PartitionBuffer {
+    pub(super) chunks: VecDeque<Chunk>,
+}
+
+impl PartitionBuffer {
+    /// Offset of the first buffered record.
+    pub(super) fn first_offset(&self) -> Option<i64> {
+        self.chunks.front()?.records().first().map(|record| record.offset)
+    }
+
+    /// Takes the records below `end` out, in order.
+    pub(super) fn take_below(&mut self, end: Micros) -> Vec<Chunk> {
+        let mut taken = Vec::new();
+        while let Some(chunk) = self.chunks.front_mut() {
+            let below = chunk.records().partition_point(|record| record.ts < end) as u32;
+            if below == 0 {
+                break;
+            }
+            let middle = chunk.range.start + below;
+            taken.push(Chunk { batch: chunk.batch.clone(), range: chunk.range.start..middle });
+            if middle < chunk.range.end {
+                chunk.range.start = middle;
+                break;
+            }
+            self.chunks.pop_front();
+        }
+        taken
+    }
+
+    /// Takes the records at or above `from` out, in order.
+    pub(super) fn take_from(&mut self, from: Micros) -> Vec<Chunk> {
+        let mut taken = VecDeque::new();
+        while let Some(chunk) = self.chunks.back_mut() {
+            let below = chunk.records().partition_point(|record| record.ts < from) as u32;
+            let middle = chunk.range.start + below;
+            if middle == chunk.range.end {
+                break;
+            }
+            taken.push_front(Chunk { batch: chunk.batch.clone(), range: middle..chunk.range.end });
+            if below > 0 {
+                chunk.range.end = middle;
+                break;
+            }
+            self.chunks.pop_back();
+        }
+        taken.into()
+    }
+}

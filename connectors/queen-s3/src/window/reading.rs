@@ -1,0 +1,233 @@
+//! Reading: which partitions to fetch next, and what their answers mean.
+
+use std::sync::Arc;
+
+use crate::broker::{EntryError, FetchedEntry, Name};
+use crate::encode::record_bytes;
+use crate::record::{Batch, Chunk};
+use crate::time::Micros;
+
+use super::seek::Probe;
+use super::{Engine, PartitionId};
+
+/// One partition to fetch.
+#[derive(Clone, Debug)]
+pub struct ReadRequest {
+    /// The partition.
+    pub id: PartitionId,
+    /// Its raw name.
+    pub name: Name,
+    /// First offset wanted.
+    pub offset: i64,
+    /// Only the first record matters: the reading position is being looked for.
+    pub probe: bool,
+    generation: u32,
+}
+
+/// What an answer brought.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReadResult {
+    /// Records, or a narrower search.
+    Progress,
+    /// Nothing: the call's budget ran out before this partition, or the request was outdated.
+    Nothing,
+    /// The answer contradicts what is known; the partition waits for a complete pass.
+    Suspect(&'static str),
+    /// The broker named an error; worth another try later.
+    Error(EntryError),
+}
+
+impl Engine {
+    /// Up to `max` partitions to fetch, lowest frontier first. Each is out until its answer is
+    /// taken in by [`Engine::read`] or given back by [`Engine::unread`].
+    pub fn next_reads(&mut self, max: usize) -> Vec<ReadRequest> {
+        let chosen: Vec<PartitionId> = self.ready.iter().take(max).map(|(_, id)| *id).collect();
+        chosen
+            .into_iter()
+            .map(|id| {
+                self.update(id, |engine| engine.partition_mut(id).flags.busy = true);
+                let partition = self.partition(id);
+                let seek = self.seeks.get(&id);
+                ReadRequest {
+                    id,
+                    name: partition.name.clone(),
+                    offset: seek.map_or(partition.position, |seek| seek.probe()),
+                    probe: seek.is_some(),
+                    generation: partition.generation,
+                }
+            })
+            .collect()
+    }
+
+    /// Gives a request back unanswered: nothing changes, and it may be asked again.
+    pub fn unread(&mut self, request: &ReadRequest) {
+        if self.is_current(request) {
+            let id = request.id;
+            self.update(id, |engine| engine.partition_mut(id).flags.busy = false);
+        }
+    }
+
+    /// Takes in the answer to `request`: `entry`, whose records lie in `batch`.
+    pub fn read(
+        &mut self,
+        request: &ReadRequest,
+        batch: &Arc<Batch>,
+        entry: &FetchedEntry,
+    ) -> ReadResult {
+        if !self.is_current(request) {
+            return ReadResult::Nothing;
+        }
+        let id = request.id;
+        self.update(id, |engine| {
+            engine.partition_mut(id).flags.busy = false;
+            engine.answer(request, batch, entry)
+        })
+    }
+
+    fn is_current(&self, request: &ReadRequest) -> bool {
+        matches!(self.partitions.get(request.id.0 as usize), Some(Some(partition))
+            if partition.generation == request.generation)
+    }
+
+    fn answer(
+        &mut self,
+        request: &ReadRequest,
+        batch: &Arc<Batch>,
+        entry: &FetchedEntry,
+    ) -> ReadResult {
+        let id = request.id;
+        if let Some(error) = &entry.error {
+            if *error != EntryError::OffsetOutOfRange {
+                return ReadResult::Error(error.clone());
+            }
+            if entry.log_start > request.offset {
+                self.log_starts_at(id, entry.log_start);
+                return ReadResult::Progress;
+            }
+            return self.suspect(id, "its log ends below the offset that was read up to");
+        }
+        let chunk = Chunk { batch: Arc::clone(batch), range: entry.records.clone() };
+        let Some(first) = chunk.records().first().copied() else {
+            if entry.high_watermark <= request.offset {
+                return self.suspect(id, "its watermark is below the one shown before");
+            }
+            return ReadResult::Nothing;
+        };
+        if first.offset > request.offset {
+            if entry.log_start <= request.offset {
+                return self.suspect(id, "offsets are missing within its log");
+            }
+            self.log_starts_at(id, first.offset);
+        }
+        if request.probe {
+            return self.probed(request, first.offset, first.ts);
+        }
+        self.take_in(id, chunk, entry.high_watermark);
+        ReadResult::Progress
+    }
+
+    fn probed(&mut self, request: &ReadRequest, offset: i64, ts: Micros) -> ReadResult {
+        let cut = self.cut;
+        if let Some(seek) = self.seeks.get_mut(&request.id)
+            && let Probe::ReadFrom(from) = seek.seen(request.offset, offset, ts, cut)
+        {
+            self.end_seek(request.id, from);
+        }
+        ReadResult::Progress
+    }
+
+    /// The search is over: reading begins at `from`, and skips what lies below the cut.
+    pub(super) fn end_seek(&mut self, id: PartitionId, from: i64) {
+        self.seeks.remove(&id);
+        let now = self.pass.pages;
+        let partition = self.partition_mut(id);
+        partition.position = from;
+        partition.watermark = partition.watermark.max(from);
+        partition.moved_at = now;
+    }
+
+    fn take_in(&mut self, id: PartitionId, mut chunk: Chunk, high_watermark: i64) {
+        let cut = self.cut;
+        let now = self.pass.pages;
+        let (Some(first), Some(last)) =
+            (chunk.records().first().copied(), chunk.records().last().copied())
+        else {
+            return;
+        };
+        if std::mem::take(&mut self.partition_mut(id).flags.reborn) {
+            self.separate_lives(id, first.ts);
+        }
+        let partition = self.partition_mut(id);
+        partition.position = last.offset + 1;
+        partition.watermark = partition.watermark.max(high_watermark).max(partition.position);
+        partition.last_ts = partition.last_ts.max(last.ts);
+        partition.moved_at = now;
+        if partition.flags.skipping {
+            let skipped = chunk.records().partition_point(|record| record.ts < cut) as u32;
+            chunk.range.start += skipped;
+            partition.flags.skipping = chunk.range.is_empty() && partition.is_behind();
+        }
+        if !chunk.range.is_empty() {
+            let name = partition.name.clone();
+            self.count(&name, &chunk, true);
+            self.buffers.entry(id).or_default().chunks.push_back(chunk);
+        }
+    }
+
+    /// Records buffered at or above the new life's first `ts` were read of the new life under the
+    /// former one's name: they are read again at their true offsets.
+    fn separate_lives(&mut self, id: PartitionId, first_ts: Micros) {
+        let Some(buffer) = self.buffers.get_mut(&id) else { return };
+        let misread = buffer.take_from(first_ts);
+        let emptied = buffer.chunks.is_empty();
+        let name = self.partition(id).name.clone();
+        for chunk in &misread {
+            self.count(&name, chunk, false);
+        }
+        if emptied {
+            self.buffers.remove(&id);
+        } else {
+            self.life_starts.insert(id, first_ts);
+        }
+    }
+
+    /// Counts the record bytes of `chunk` in or out, at the instants that put them into a window.
+    pub(super) fn count(&mut self, name: &str, chunk: &Chunk, inwards: bool) {
+        let mut start = chunk.range.start;
+        while start < chunk.range.end {
+            let rest = &chunk.batch.index()[start as usize..chunk.range.end as usize];
+            let Some(first) = rest.first() else { return };
+            let same = rest.iter().take_while(|record| record.ts == first.ts).count() as u32;
+            let run = Chunk { batch: Arc::clone(&chunk.batch), range: start..start + same };
+            let bytes = record_bytes(name, &run);
+            let at = first.ts.max(self.cut);
+            if inwards {
+                *self.bytes_at.entry(at).or_default() += bytes;
+                self.buffered_bytes += bytes;
+            } else {
+                self.uncount(at, bytes);
+            }
+            start += same;
+        }
+    }
+
+    fn uncount(&mut self, at: Micros, bytes: u64) {
+        self.buffered_bytes = self.buffered_bytes.saturating_sub(bytes);
+        if let Some(counted) = self.bytes_at.get_mut(&at) {
+            *counted = counted.saturating_sub(bytes);
+            if *counted == 0 {
+                self.bytes_at.remove(&at);
+            }
+        }
+    }
+
+    fn suspect(&mut self, id: PartitionId, why: &'static str) -> ReadResult {
+        let now = self.pass.pages;
+        let partition = self.partition_mut(id);
+        partition.moved_at = now;
+        if !std::mem::replace(&mut partition.flags.suspect, true) {
+            self.suspects += 1;
+        }
+        ReadResult::Suspect(why)
+    }
+}
