@@ -137,9 +137,12 @@ pub async fn eventually<T>(
     }
 }
 
-/// The port of a line such as "… listening on http://127.0.0.1:41234 …".
+/// The port of a line with "listening on 127.0.0.1:41234" or "listening=http://127.0.0.1:41234".
 fn port_of(line: &str) -> Option<u16> {
-    let (_, address) = line.split_once("listening on ")?;
+    let (_, address) = line.split_once("listening")?;
+    let address = address
+        .strip_prefix('=')
+        .or_else(|| address.strip_prefix(" on "))?;
     let address = address.trim_start_matches("http://");
     let (_, port) = address.split_once(':')?;
     let digits = port
@@ -198,6 +201,11 @@ mod tests {
             port_of("listening on http://127.0.0.1:41234/ now"),
             Some(41234)
         );
+        assert_eq!(
+            port_of("queen 1.5.0 listening=http://127.0.0.1:7 tenancy=off"),
+            Some(7)
+        );
+        assert_eq!(port_of("boot listen=127.0.0.1:0"), None);
         assert_eq!(port_of("connected to 127.0.0.1:5432"), None);
     }
 }
