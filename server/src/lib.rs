@@ -1,1 +1,14 @@
-//! The broker: an HTTP message log on PostgreSQL.
+//! The broker of the Queen message queue: an HTTP message log whose only state is PostgreSQL.
+
+pub mod broker;
+pub mod config;
+pub mod database;
+pub mod error;
+pub mod http;
+pub mod kv;
+pub mod limits;
+pub mod log;
+pub mod metrics;
+pub mod name;
+pub mod queue;
+pub mod timestamp;

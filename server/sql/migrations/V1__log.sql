@@ -1,0 +1,228 @@
+-- Everything lives in the schema "queen", which exists before the first migration runs.
+
+-- A queue of one tenant. "options" holds only what configure has set; defaults are the broker's.
+CREATE TABLE queen.queues (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    tenant     uuid NOT NULL,
+    name       text COLLATE "C" NOT NULL,
+    options    jsonb NOT NULL DEFAULT '{}',
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    UNIQUE (tenant, name)
+);
+
+-- The allocator row of a partition: who holds its lock assigns offsets and timestamps.
+--   life           names this life of the partition: deleted and made again, it differs
+--   next_offset    the next offset to be assigned, the high watermark
+--   log_start      the oldest offset still kept
+--   last_ts        the ts of the newest segment
+--   last_write_at  last_ts floored to the second, so that the index over it moves at most once a
+--                  second and every other write is a heap-only update
+CREATE TABLE queen.partitions (
+    id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    queue_id      bigint NOT NULL REFERENCES queen.queues (id),
+    name          text COLLATE "C" NOT NULL,
+    life          uuid NOT NULL DEFAULT gen_random_uuid(),
+    next_offset   bigint NOT NULL DEFAULT 0,
+    log_start     bigint NOT NULL DEFAULT 0,
+    last_ts       timestamptz NOT NULL DEFAULT '-infinity',
+    last_write_at timestamptz NOT NULL DEFAULT date_trunc('second', clock_timestamp()),
+    UNIQUE (queue_id, name)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
+
+CREATE INDEX partitions_by_last_write ON queen.partitions (queue_id, last_write_at, name);
+
+-- Records of one partition, written by one push: offsets base_offset to base_offset + records - 1.
+--   raw_bytes      length of the block before compression
+--   payload_bytes  payload lengths added up, an empty payload counting 1
+CREATE TABLE queen.segments (
+    partition_id  bigint NOT NULL,
+    base_offset   bigint NOT NULL,
+    ts            timestamptz NOT NULL,
+    payload_bytes bigint NOT NULL,
+    raw_bytes     integer NOT NULL,
+    records       integer NOT NULL,
+    block         bytea NOT NULL,
+    PRIMARY KEY (partition_id, base_offset)
+);
+-- Blocks are compressed already: PostgreSQL would only try again.
+ALTER TABLE queen.segments ALTER COLUMN block SET STORAGE EXTERNAL;
+
+-- The floor F of safeTime: no transaction that begins after F was committed writes a ts below it.
+CREATE TABLE queen.floor (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    ts  timestamptz NOT NULL
+) WITH (fillfactor = 10);
+INSERT INTO queen.floor (ts) VALUES (clock_timestamp() - interval '5 seconds');
+
+-- What every broker of this database shares: the key that cursors are checked with.
+CREATE TABLE queen.cluster (
+    one        boolean PRIMARY KEY DEFAULT true CHECK (one),
+    cursor_key uuid NOT NULL
+);
+INSERT INTO queen.cluster (cursor_key) VALUES (gen_random_uuid());
+
+-- Writes one push: all or nothing, in one transaction of one statement.
+--
+-- Groups are the distinct (queue, partition) pairs of the push; segments refer to their group by
+-- its 1-based index, "rel" being the offset of the segment's first record within the group.
+--
+-- VOLATILE on purpose: under READ COMMITTED each statement below has a snapshot of its own, and the
+-- floor must be read by one that begins after the allocator rows are locked.
+CREATE FUNCTION queen.push(
+    p_tenant uuid, p_queues text[], p_partitions text[], p_counts bigint[],
+    s_group integer[], s_rel bigint[], s_records integer[], s_raw integer[], s_payload bigint[],
+    s_block bytea[]
+) RETURNS TABLE (life uuid, base_offset bigint)
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    v_ids   bigint[];
+    v_lives uuid[];
+    v_bases bigint[];
+    v_ts    timestamptz[];
+    v_now   timestamptz;
+    v_known bigint;
+BEGIN
+    -- Creation comes before any lock on an existing row, and in one order of names: two pushes can
+    -- wait for one another but never in a circle.
+    SELECT count(*) INTO v_known
+    FROM unnest(p_queues, p_partitions) AS g (queue, part)
+    JOIN queen.queues q ON q.tenant = p_tenant AND q.name = g.queue
+    JOIN queen.partitions p ON p.queue_id = q.id AND p.name = g.part;
+    IF v_known < cardinality(p_queues) THEN
+        INSERT INTO queen.queues (tenant, name)
+        SELECT p_tenant, g.queue
+        FROM (SELECT DISTINCT u.queue COLLATE "C" AS queue FROM unnest(p_queues) AS u (queue)) g
+        WHERE NOT EXISTS (SELECT 1 FROM queen.queues q WHERE q.tenant = p_tenant AND q.name = g.queue)
+        ORDER BY g.queue
+        ON CONFLICT DO NOTHING;
+
+        INSERT INTO queen.partitions (queue_id, name)
+        SELECT q.id, g.part
+        FROM unnest(p_queues, p_partitions) AS g (queue, part)
+        JOIN queen.queues q ON q.tenant = p_tenant AND q.name = g.queue
+        WHERE NOT EXISTS (SELECT 1 FROM queen.partitions p WHERE p.queue_id = q.id AND p.name = g.part)
+        ORDER BY q.id, g.part COLLATE "C"
+        ON CONFLICT DO NOTHING;
+    END IF;
+
+    SELECT array_agg(l.id ORDER BY l.ord) INTO v_ids
+    FROM (
+        SELECT p.id, g.ord
+        FROM unnest(p_queues, p_partitions) WITH ORDINALITY AS g (queue, part, ord)
+        JOIN queen.queues q ON q.tenant = p_tenant AND q.name = g.queue
+        JOIN queen.partitions p ON p.queue_id = q.id AND p.name = g.part
+        ORDER BY p.queue_id, p.name
+        FOR UPDATE OF p
+    ) l;
+    IF coalesce(cardinality(v_ids), 0) < cardinality(p_queues) THEN
+        -- A queue or partition was deleted while this push waited for it: begin again.
+        RAISE EXCEPTION 'a partition of this push was deleted meanwhile' USING ERRCODE = 'serialization_failure';
+    END IF;
+
+    SELECT greatest(clock_timestamp(), transaction_timestamp(), f.ts) INTO STRICT v_now FROM queen.floor f;
+
+    WITH moved AS (
+        UPDATE queen.partitions p
+        SET next_offset   = p.next_offset + g.n,
+            last_ts       = greatest(v_now, p.last_ts),
+            last_write_at = greatest(p.last_write_at, date_trunc('second', greatest(v_now, p.last_ts)))
+        FROM unnest(v_ids, p_counts) WITH ORDINALITY AS g (id, n, ord)
+        WHERE p.id = g.id
+        RETURNING g.ord, p.life, p.next_offset - g.n AS base, p.last_ts
+    )
+    SELECT array_agg(m.life ORDER BY m.ord), array_agg(m.base ORDER BY m.ord), array_agg(m.last_ts ORDER BY m.ord)
+    INTO v_lives, v_bases, v_ts
+    FROM moved m;
+
+    INSERT INTO queen.segments (partition_id, base_offset, ts, payload_bytes, raw_bytes, records, block)
+    SELECT v_ids[s.g], v_bases[s.g] + s.rel, v_ts[s.g], s.payload, s.raw, s.n, s.block
+    FROM unnest(s_group, s_rel, s_records, s_raw, s_payload, s_block) AS s (g, rel, n, raw, payload, block);
+
+    RETURN QUERY SELECT * FROM unnest(v_lives, v_bases);
+END
+$$;
+
+-- Reads one fetch call: per entry one row with its bounds (base_offset NULL), then its segments in
+-- order. The first segment of the call always comes; p_call bounds the stored bytes of the call,
+-- p_raw the bytes before compression plus an allowance per record.
+--
+-- STABLE: bounds and segments of all entries come from one snapshot.
+CREATE FUNCTION queen.fetch(
+    p_tenant uuid, p_queues text[], p_partitions text[], p_offsets bigint[], p_max bigint[],
+    p_call bigint, p_raw bigint, p_records bigint, p_blocks boolean
+) RETURNS TABLE (
+    entry integer, known boolean, watermark bigint, log_start bigint, base_offset bigint,
+    ts timestamptz, records integer, raw_bytes integer, payload_bytes bigint, block bytea
+)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue     bigint;
+    v_partition bigint;
+    v_offset    bigint;
+    v_start     bigint;
+    v_spent     bigint;
+    v_taken     bigint;
+    v_call      bigint := p_call;
+    v_raw       bigint := p_raw;
+    v_any       boolean := false;
+    s           record;
+BEGIN
+    FOR i IN 1 .. cardinality(p_queues) LOOP
+        v_offset := p_offsets[i];
+        SELECT q.id, p.id, coalesce(p.next_offset, 0), coalesce(p.log_start, 0)
+        INTO v_queue, v_partition, watermark, log_start
+        FROM queen.queues q
+        LEFT JOIN queen.partitions p ON p.queue_id = q.id AND p.name = p_partitions[i]
+        WHERE q.tenant = p_tenant AND q.name = p_queues[i];
+        entry := i - 1;
+        known := v_queue IS NOT NULL;
+        watermark := coalesce(watermark, 0);
+        log_start := coalesce(log_start, 0);
+        base_offset := NULL;
+        ts := NULL;
+        records := NULL;
+        raw_bytes := NULL;
+        payload_bytes := NULL;
+        block := NULL;
+        RETURN NEXT;
+        CONTINUE WHEN v_partition IS NULL OR v_offset < log_start OR v_offset >= watermark;
+        CONTINUE WHEN v_any AND (v_call <= 0 OR v_raw <= 0);
+
+        SELECT coalesce(max(g.base_offset), v_offset) INTO v_start
+        FROM queen.segments g WHERE g.partition_id = v_partition AND g.base_offset <= v_offset;
+        v_spent := 0;
+        v_taken := 0;
+        FOR s IN
+            SELECT g.base_offset, g.ts, g.records, g.raw_bytes, g.payload_bytes, g.block,
+                   octet_length(g.block) AS stored
+            FROM queen.segments g
+            WHERE g.partition_id = v_partition AND g.base_offset >= v_start
+            ORDER BY g.base_offset
+        LOOP
+            CONTINUE WHEN s.base_offset + s.records <= v_offset;
+            EXIT WHEN v_spent > 0 AND v_spent + s.stored > p_max[i];
+            IF v_any AND (s.stored > v_call OR v_raw <= 0) THEN
+                v_call := 0;
+                EXIT;
+            END IF;
+            v_any := true;
+            v_call := v_call - s.stored;
+            v_raw := v_raw - s.raw_bytes - 100 * s.records;
+            v_spent := v_spent + s.stored;
+            base_offset := s.base_offset;
+            ts := s.ts;
+            records := s.records;
+            raw_bytes := s.raw_bytes;
+            payload_bytes := s.payload_bytes;
+            IF p_blocks THEN
+                block := s.block;
+            END IF;
+            RETURN NEXT;
+            v_taken := v_taken + s.base_offset + s.records - greatest(s.base_offset, v_offset);
+            EXIT WHEN v_taken >= p_records;
+        END LOOP;
+    END LOOP;
+END
+$$;

@@ -1,0 +1,181 @@
+//! The running broker: what all requests share, and its life from boot to stop.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::serve::ListenerExt;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::database::{BootError, Database};
+use crate::error::describe;
+use crate::http;
+use crate::kv;
+use crate::limits::STOP_GRACE;
+use crate::log::cursor::CursorKey;
+use crate::log::peers;
+use crate::log::waiters::Waiters;
+use crate::metrics::Metrics;
+
+/// What all requests share.
+pub struct Broker {
+    /// The configuration it was started with.
+    pub config: Config,
+    /// The database.
+    pub database: Database,
+    /// Parked fetches.
+    pub waiters: Waiters,
+    /// Writes that the other brokers are told of.
+    pub outbox: peers::Outbox,
+    /// Key of the cursors.
+    pub cursor_key: CursorKey,
+    /// One slot per database read of `fetch` in progress: bounds what answers hold in memory.
+    pub pop_lane: Semaphore,
+    /// Counters and gauges.
+    pub metrics: Metrics,
+    /// Names this process among the brokers of the database.
+    pub instance: Uuid,
+    /// Cancelled when the broker stops.
+    pub stopping: CancellationToken,
+    /// When it started.
+    pub started: Instant,
+}
+
+/// The broker does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The database cannot be used.
+    #[error(transparent)]
+    Database(#[from] BootError),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}; check PORT and QUEEN_LISTEN_HOST")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// A started broker, serving until it is stopped.
+pub struct Running {
+    broker: Arc<Broker>,
+    address: SocketAddr,
+    server: tokio::task::JoinHandle<std::io::Result<()>>,
+    background: TaskTracker,
+}
+
+impl Running {
+    /// Opens the database, binds the address and serves.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`] says what to do.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let address = SocketAddr::new(config.listen_host, config.port);
+        let listen = |source| StartError::Listen { address, source };
+        let listener = TcpListener::bind(address).await.map_err(listen)?;
+        let address = listener.local_addr().map_err(listen)?;
+        let database = Database::open(&config.database).await?;
+        let cursor_key = cursor_key(&database, &config).await?;
+        let broker = Arc::new(Broker {
+            pop_lane: Semaphore::new((config.database.connections / 2).max(1)),
+            database,
+            waiters: Waiters::default(),
+            outbox: peers::Outbox::default(),
+            cursor_key,
+            metrics: Metrics::new(),
+            instance: Uuid::new_v4(),
+            stopping: CancellationToken::new(),
+            started: Instant::now(),
+            config,
+        });
+        let background = TaskTracker::new();
+        background.spawn(peers::listen(Arc::clone(&broker)));
+        background.spawn(peers::send(Arc::clone(&broker)));
+        background.spawn(kv::sweep::run(Arc::clone(&broker)));
+        background.close();
+
+        // Answers go out in few large writes: waiting to fill a packet only adds latency.
+        let listener = listener.tap_io(|stream| {
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!(%error, "TCP_NODELAY could not be set");
+            }
+        });
+        let stop = broker.stopping.clone();
+        let server = axum::serve(listener, http::router(Arc::clone(&broker)))
+            .with_graceful_shutdown(async move { stop.cancelled().await });
+        let server = tokio::spawn(server.into_future());
+        Ok(Self {
+            broker,
+            address,
+            server,
+            background,
+        })
+    }
+
+    /// The address it listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What its requests share.
+    pub fn broker(&self) -> &Arc<Broker> {
+        &self.broker
+    }
+
+    /// Serves until `signal` completes, then stops.
+    ///
+    /// # Errors
+    ///
+    /// The accept loop's, should it end by itself.
+    pub async fn run_until(mut self, signal: impl Future<Output = ()>) -> std::io::Result<()> {
+        tokio::select! {
+            () = signal => self.stop().await,
+            ended = &mut self.server => ended?,
+        }
+    }
+
+    /// Takes no new requests, wakes the parked fetches, finishes what is in flight, and ends.
+    ///
+    /// # Errors
+    ///
+    /// The accept loop's.
+    pub async fn stop(mut self) -> std::io::Result<()> {
+        self.broker.stopping.cancel();
+        let outcome = match tokio::time::timeout(STOP_GRACE, &mut self.server).await {
+            Ok(ended) => ended?,
+            Err(_) => {
+                tracing::warn!("requests were still in flight when the grace of a stop ended");
+                self.server.abort();
+                Ok(())
+            }
+        };
+        self.background.wait().await;
+        self.broker.database.close();
+        outcome
+    }
+}
+
+async fn cursor_key(database: &Database, config: &Config) -> Result<CursorKey, BootError> {
+    let address = format!("{:?}", config.database);
+    let failed = |reason: String| BootError::Connect {
+        address: address.clone(),
+        reason,
+    };
+    let client = database
+        .client()
+        .await
+        .map_err(|error| failed(error.to_string()))?;
+    let row = client
+        .query_one("SELECT cursor_key FROM queen.cluster", &[])
+        .await
+        .map_err(|error| failed(describe(&error)))?;
+    Ok(CursorKey::new(row.get(0)))
+}

@@ -1,0 +1,248 @@
+//! The connection to PostgreSQL: pool, session settings, and what is checked at boot.
+
+use std::time::Duration;
+
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Timeouts};
+use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Socket, tls::NoTlsStream};
+
+use crate::config::DatabaseConfig;
+use crate::error::{ApiError, describe};
+use crate::limits::{CONNECT_TIMEOUT, CONNECTION_WAIT, LOCK_CLASS_MIGRATE};
+
+mod embedded {
+    refinery::embed_migrations!("sql/migrations");
+}
+
+/// The oldest server the broker runs on.
+const OLDEST_SERVER: i32 = 150_000;
+
+/// The database cannot be used; the broker does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// No connection.
+    #[error(
+        "cannot connect to PostgreSQL at {address}: {reason}; check PG_HOST, PG_PORT, PG_USER, PG_PASSWORD and PG_DB"
+    )]
+    Connect {
+        /// Where.
+        address: String,
+        /// Why, in the server's or the system's words.
+        reason: String,
+    },
+    /// The server replays another's log.
+    #[error("PostgreSQL at {0} is a standby: point PG_HOST at the primary")]
+    Standby(String),
+    /// The server is too old.
+    #[error("PostgreSQL at {address} is version {version}; the broker needs 15 or later")]
+    TooOld {
+        /// Where.
+        address: String,
+        /// What `server_version` says.
+        version: String,
+    },
+    /// The schema cannot be brought up to date.
+    #[error("cannot bring the schema \"queen\" of {address} up to date: {reason}")]
+    Migrate {
+        /// Where.
+        address: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A pool of sessions that are set up the same way.
+#[derive(Clone)]
+pub struct Database {
+    pool: Pool,
+    config: DatabaseConfig,
+}
+
+impl Database {
+    /// Connects, checks the server, brings the schema up to date, and opens the pool.
+    ///
+    /// Brokers that boot at once wait for one another.
+    ///
+    /// # Errors
+    ///
+    /// [`BootError`] says what to do.
+    pub async fn open(config: &DatabaseConfig) -> Result<Self, BootError> {
+        let address = format!("{config:?}");
+        let (mut client, connection) =
+            connect(config, Duration::ZERO)
+                .await
+                .map_err(|error| BootError::Connect {
+                    address: address.clone(),
+                    reason: describe(&error),
+                })?;
+        let driver = tokio::spawn(connection);
+        let checked = check_and_migrate(&mut client, &address).await;
+        drop(client);
+        driver.abort();
+        checked?;
+
+        let manager = Manager::from_config(
+            session(config, config.statement_timeout),
+            NoTls,
+            ManagerConfig {
+                recycling_method: RecyclingMethod::Fast,
+            },
+        );
+        let timeouts = Timeouts {
+            wait: Some(CONNECTION_WAIT),
+            create: Some(CONNECT_TIMEOUT),
+            recycle: Some(CONNECT_TIMEOUT),
+        };
+        let pool = Pool::builder(manager)
+            .max_size(config.connections)
+            .timeouts(timeouts)
+            .runtime(Runtime::Tokio1)
+            .build()
+            .map_err(|error| BootError::Connect {
+                address,
+                reason: error.to_string(),
+            })?;
+        Ok(Self {
+            pool,
+            config: config.clone(),
+        })
+    }
+
+    /// A session from the pool.
+    ///
+    /// # Errors
+    ///
+    /// `503` when none is free in time or the server is away.
+    pub async fn client(&self) -> Result<Object, ApiError> {
+        Ok(self.pool.get().await?)
+    }
+
+    /// A session of its own outside of the pool, with the connection to drive.
+    ///
+    /// # Errors
+    ///
+    /// As the server or the system gives them.
+    pub async fn separate(
+        &self,
+    ) -> Result<(Client, Connection<Socket, NoTlsStream>), tokio_postgres::Error> {
+        connect(&self.config, self.config.statement_timeout).await
+    }
+
+    /// Pooled sessions in use and at most.
+    pub fn usage(&self) -> (usize, usize) {
+        let status = self.pool.status();
+        (
+            status.size.saturating_sub(status.available),
+            status.max_size,
+        )
+    }
+
+    /// Closes the pool: sessions end as they come back.
+    pub fn close(&self) {
+        self.pool.close();
+    }
+}
+
+/// Session settings. The plans of the broker's statements must not depend on when statistics were
+/// gathered last: all of them walk indexes from a list of keys, so joins are nested loops.
+fn session(config: &DatabaseConfig, statement_timeout: Duration) -> tokio_postgres::Config {
+    let mut options = String::new();
+    for (name, value) in [
+        (
+            "default_transaction_isolation",
+            "read\\ committed".to_owned(),
+        ),
+        (
+            "statement_timeout",
+            statement_timeout.as_millis().to_string(),
+        ),
+        ("lock_timeout", config.lock_timeout.as_millis().to_string()),
+        (
+            "idle_in_transaction_session_timeout",
+            config.idle_timeout.as_millis().to_string(),
+        ),
+        ("plan_cache_mode", "force_generic_plan".to_owned()),
+        ("enable_seqscan", "off".to_owned()),
+        ("enable_hashjoin", "off".to_owned()),
+        ("enable_mergejoin", "off".to_owned()),
+        ("max_parallel_workers_per_gather", "0".to_owned()),
+        ("jit", "off".to_owned()),
+        ("timezone", "UTC".to_owned()),
+    ] {
+        options.push_str(&format!("-c {name}={value} "));
+    }
+    let mut postgres = tokio_postgres::Config::new();
+    postgres
+        .port(config.port)
+        .user(&config.user)
+        .dbname(&config.database)
+        .application_name("queen")
+        .connect_timeout(CONNECT_TIMEOUT)
+        .options(options.trim_end());
+    if config.host.starts_with('/') {
+        postgres.host_path(&config.host);
+    } else {
+        postgres.host(&config.host);
+    }
+    if let Some(password) = &config.password {
+        postgres.password(password);
+    }
+    postgres
+}
+
+async fn connect(
+    config: &DatabaseConfig,
+    statement_timeout: Duration,
+) -> Result<(Client, Connection<Socket, NoTlsStream>), tokio_postgres::Error> {
+    session(config, statement_timeout).connect(NoTls).await
+}
+
+async fn check_and_migrate(client: &mut Client, address: &str) -> Result<(), BootError> {
+    let failed = |reason: String| BootError::Migrate {
+        address: address.into(),
+        reason,
+    };
+    let row = client
+        .query_one(
+            "SELECT pg_is_in_recovery(), current_setting('server_version_num')::int,
+                    current_setting('server_version')",
+            &[],
+        )
+        .await
+        .map_err(|error| failed(describe(&error)))?;
+    if row.get(0) {
+        return Err(BootError::Standby(address.into()));
+    }
+    if row.get::<_, i32>(1) < OLDEST_SERVER {
+        return Err(BootError::TooOld {
+            address: address.into(),
+            version: row.get(2),
+        });
+    }
+    // Waiting for another broker's migrations may take longer than any lock of a request. The lock
+    // goes with the session.
+    client
+        .batch_execute(&format!(
+            "SET lock_timeout = 0;
+             SELECT pg_advisory_lock({LOCK_CLASS_MIGRATE}, 0);
+             CREATE SCHEMA IF NOT EXISTS queen;"
+        ))
+        .await
+        .map_err(|error| failed(describe(&error)))?;
+    let report = embedded::migrations::runner()
+        .set_migration_table_name("queen.migrations")
+        .run_async(client)
+        .await
+        .map_err(|error| failed(format!("{error:#}")))?;
+    for migration in report.applied_migrations() {
+        tracing::info!(%migration, "schema migrated");
+    }
+    client
+        .batch_execute(&format!(
+            "SELECT pg_advisory_unlock({LOCK_CLASS_MIGRATE}, 0)"
+        ))
+        .await
+        .map_err(|error| failed(describe(&error)))
+}
+
+/// What a connection outside of the pool brings: notifications, for one that listens.
+pub type Message = AsyncMessage;

@@ -1,0 +1,162 @@
+//! What a request is refused with.
+
+use std::borrow::Cow;
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use tokio_postgres::error::SqlState;
+
+/// Why a request was not served. Becomes `{"error", "code"}` with a fitting status.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// The request is wrong: `400`. The message says what and where.
+    #[error("{message}")]
+    BadRequest {
+        /// Machine-readable reason.
+        code: &'static str,
+        /// What is wrong, and where.
+        message: Cow<'static, str>,
+    },
+    /// Known to Queen's API, absent here: `501`.
+    #[error("{0} is not in this release of the broker")]
+    NotImplemented(Cow<'static, str>),
+    /// No such route: `404`.
+    #[error("no route {0}")]
+    NoRoute(String),
+    /// The route exists, the method does not: `405`.
+    #[error("{0}: method not allowed")]
+    MethodNotAllowed(String),
+    /// The broker is stopping: `503`.
+    #[error("the broker is stopping; try another one, or again in a moment")]
+    Stopping,
+    /// The database cannot be reached, or took too long: `503`.
+    #[error("the database is not available: {0}")]
+    Unavailable(String),
+    /// A fault of the broker or its database: `500`.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+impl ApiError {
+    /// A `400` with the general code.
+    pub fn bad_request(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::coded("bad_request", message)
+    }
+
+    /// A `400` with a code of its own.
+    pub fn coded(code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::BadRequest {
+            code,
+            message: message.into(),
+        }
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::BadRequest { .. } => StatusCode::BAD_REQUEST,
+            Self::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
+            Self::NoRoute(_) => StatusCode::NOT_FOUND,
+            Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Stopping | Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    fn code(&self) -> &'static str {
+        match self {
+            Self::BadRequest { code, .. } => code,
+            Self::NotImplemented(_) => "not_implemented",
+            Self::NoRoute(_) => "route_unknown",
+            Self::MethodNotAllowed(_) => "method_not_allowed",
+            Self::Stopping => "stopping",
+            Self::Unavailable(_) => "database_unavailable",
+            Self::Internal(_) => "internal",
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = self.status();
+        if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED {
+            tracing::warn!(code = self.code(), error = %self, "request failed");
+        }
+        // Clients learn that the database failed, operators learn how from the log.
+        let message = match &self {
+            Self::Unavailable(_) => "the database is not available; try again in a moment".into(),
+            Self::Internal(_) => "internal error; the broker's log says more".into(),
+            other => other.to_string(),
+        };
+        let body = serde_json::json!({ "error": message, "code": self.code() }).to_string();
+        let mut response =
+            (status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+impl From<tokio_postgres::Error> for ApiError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        let text = describe(&error);
+        let passes = match error.code() {
+            Some(state) => passes(state),
+            None => error.is_closed() || comes_from_io(&error),
+        };
+        if passes {
+            Self::Unavailable(text)
+        } else {
+            Self::Internal(text)
+        }
+    }
+}
+
+impl From<deadpool_postgres::PoolError> for ApiError {
+    fn from(error: deadpool_postgres::PoolError) -> Self {
+        match error {
+            deadpool_postgres::PoolError::Backend(error) => Self::from(error),
+            other => Self::Unavailable(other.to_string()),
+        }
+    }
+}
+
+impl From<tokio::task::JoinError> for ApiError {
+    fn from(error: tokio::task::JoinError) -> Self {
+        Self::Internal(error.to_string())
+    }
+}
+
+/// The database's own words: `tokio_postgres` displays only "db error".
+pub fn describe(error: &tokio_postgres::Error) -> String {
+    match error.as_db_error() {
+        Some(db) => format!("{} ({})", db.message(), db.code().code()),
+        None => {
+            let mut text = error.to_string();
+            let mut source = std::error::Error::source(error);
+            while let Some(inner) = source {
+                text.push_str(": ");
+                text.push_str(&inner.to_string());
+                source = inner.source();
+            }
+            text
+        }
+    }
+}
+
+/// Without a state from the server, a connection that failed is told from a fault of the broker by
+/// the system's error behind it.
+fn comes_from_io(error: &tokio_postgres::Error) -> bool {
+    std::iter::successors(std::error::Error::source(error), |inner| inner.source())
+        .any(|inner| inner.is::<std::io::Error>())
+}
+
+/// Whether the state is one that passes by itself: shutdown, connection, resources, timeouts.
+fn passes(state: &SqlState) -> bool {
+    let class = state.code().get(..2).unwrap_or_default();
+    matches!(class, "08" | "53" | "57" | "58" | "40" | "25")
+        || *state == SqlState::LOCK_NOT_AVAILABLE
+}

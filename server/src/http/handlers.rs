@@ -1,0 +1,120 @@
+//! One handler per route: body in, the module of that name, answer out.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+
+use super::body::Body;
+use super::tenant::Tenant;
+use super::{Shared, answer, rendered};
+use crate::error::ApiError;
+use crate::kv::{batch, operation};
+use crate::limits::INLINE_WORK_BYTES;
+use crate::log::{changed, fetch, push};
+use crate::queue::{configure, list};
+
+pub async fn push(
+    State(broker): Shared,
+    Tenant(tenant): Tenant,
+    Body(body): Body,
+) -> Result<Response, ApiError> {
+    let push = if body.len() <= INLINE_WORK_BYTES {
+        push::prepare(&body)?
+    } else {
+        tokio::task::spawn_blocking(move || push::prepare(&body)).await??
+    };
+    if push.is_empty() {
+        return Ok(rendered(StatusCode::CREATED, b"[]".to_vec()));
+    }
+    // A client that goes away must not keep the written from being told to those who wait.
+    let task = tokio::spawn(async move {
+        let assigned = push::store(&broker.database, tenant, &push).await?;
+        for (queue, partition) in push.queues.iter().zip(&push.partitions) {
+            broker.waiters.wake_partition(tenant, queue, partition);
+        }
+        broker.outbox.note(tenant, push.queues.iter());
+        broker.metrics.pushed_records.inc_by(push.len() as u64);
+        broker.metrics.pushed_bytes.inc_by(push.payload_bytes);
+        Ok::<_, ApiError>(push.render(&assigned))
+    });
+    Ok(rendered(StatusCode::CREATED, task.await??))
+}
+
+pub async fn fetch(
+    State(broker): Shared,
+    Tenant(tenant): Tenant,
+    Body(body): Body,
+) -> Result<Response, ApiError> {
+    let request = fetch::parse(&body)?;
+    let answer = fetch::fetch(&broker, tenant, request).await?;
+    broker.metrics.fetched_records.inc_by(answer.records);
+    broker.metrics.fetched_bytes.inc_by(answer.payload_bytes);
+    Ok(rendered(StatusCode::OK, answer.body))
+}
+
+pub async fn changed(
+    State(broker): Shared,
+    Tenant(tenant): Tenant,
+    Body(body): Body,
+) -> Result<Response, ApiError> {
+    let pages = changed::parse(&body, tenant, &broker.cursor_key)?;
+    let client = broker.database.client().await?;
+    let (page, safe) = changed::changed(
+        &client,
+        broker.config.safe_floor,
+        &broker.cursor_key,
+        tenant,
+        pages,
+    )
+    .await?;
+    drop(client);
+    let metrics = &broker.metrics;
+    metrics.safe_time.set(safe.at.micros() as f64 / 1e6);
+    if metrics.safe_time_degraded.set(i64::from(safe.degraded)) != i64::from(safe.degraded) {
+        if safe.degraded {
+            tracing::warn!(
+                "safeTime is degraded: sessions are hidden from this role; \
+                 GRANT pg_read_all_stats to it"
+            );
+        } else {
+            tracing::info!("safeTime is exact again");
+        }
+    }
+    answer(StatusCode::OK, &page)
+}
+
+pub async fn kv(
+    State(broker): Shared,
+    Tenant(tenant): Tenant,
+    Body(body): Body,
+) -> Result<Response, ApiError> {
+    let operations = operation::parse(&body)?;
+    let mut client = broker.database.client().await?;
+    let outcome = batch::apply(&mut client, tenant, &operations).await?;
+    drop(client);
+    if matches!(outcome, batch::Outcome::RolledBack { .. }) {
+        broker.metrics.kv_rolled_back.inc();
+    }
+    answer(StatusCode::OK, &outcome)
+}
+
+pub async fn configure(
+    State(broker): Shared,
+    Tenant(tenant): Tenant,
+    Body(body): Body,
+) -> Result<Response, ApiError> {
+    let request = configure::parse(&body)?;
+    let client = broker.database.client().await?;
+    let configured = configure::configure(&client, tenant, &request).await?;
+    drop(client);
+    // A fetch of a queue that was unknown has ended at once, so none waits for its creation.
+    answer(StatusCode::OK, &configured)
+}
+
+pub async fn queues(State(broker): Shared, Tenant(tenant): Tenant) -> Result<Response, ApiError> {
+    let broker = Arc::clone(&broker);
+    let client = broker.database.client().await?;
+    answer(StatusCode::OK, &list::list(&client, tenant).await?)
+}

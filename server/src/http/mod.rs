@@ -1,0 +1,127 @@
+//! Routes, and what every request goes through.
+
+pub mod json;
+
+mod body;
+mod handlers;
+mod status;
+mod tenant;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post};
+
+use crate::broker::Broker;
+use crate::error::ApiError;
+use crate::metrics::{RequestLabels, RouteLabels};
+
+/// What handlers are given.
+pub type Shared = State<Arc<Broker>>;
+
+/// Routes of Queen's API that this release does not serve, with the name it answers.
+const ABSENT: &[(&str, &str)] = &[
+    ("/api/v1/pop", "pop"),
+    ("/api/v1/pop/{*rest}", "pop"),
+    ("/api/v1/ack", "ack"),
+    ("/api/v1/ack/batch", "ack"),
+    ("/api/v1/lease/{*rest}", "lease extension"),
+    ("/api/v1/transaction", "transactions"),
+    (
+        "/api/v1/resources/queues/{*rest}",
+        "queue resources (details, deletion)",
+    ),
+    ("/api/v1/resources/overview", "resources/overview"),
+    ("/api/v1/resources/namespaces", "resources/namespaces"),
+    ("/api/v1/resources/tasks", "resources/tasks"),
+    ("/api/v1/resources/partitions", "resources/partitions"),
+    ("/api/v1/messages", "messages"),
+    ("/api/v1/messages/{*rest}", "messages"),
+    ("/api/v1/dlq", "the dead-letter queue"),
+    ("/api/v1/dlq/{*rest}", "the dead-letter queue"),
+    ("/api/v1/consumer-groups", "consumer groups"),
+    ("/api/v1/consumer-groups/{*rest}", "consumer groups"),
+    ("/api/v1/traces", "traces"),
+    ("/api/v1/traces/{*rest}", "traces"),
+    ("/api/v1/timers", "timers"),
+    ("/api/v1/timers/{*rest}", "timers"),
+    ("/api/v1/locks", "locks"),
+    ("/api/v1/ephemeral/{*rest}", "ephemeral queues"),
+    ("/api/v1/system/{*rest}", "system"),
+    (
+        "/api/v1/kv/{*rest}",
+        "kv by path (POST /api/v1/kv serves every operation)",
+    ),
+    ("/streams/{*rest}", "streams"),
+];
+
+/// The broker's routes.
+pub fn router(broker: Arc<Broker>) -> Router {
+    let mut router = Router::new()
+        .route("/api/v1/push", post(handlers::push))
+        .route("/api/v1/fetch", post(handlers::fetch))
+        .route("/api/v1/partitions/changed", post(handlers::changed))
+        .route("/api/v1/kv", post(handlers::kv))
+        .route("/api/v1/configure", post(handlers::configure))
+        .route("/api/v1/resources/queues", get(handlers::queues))
+        .route("/health", get(status::health))
+        .route("/status", get(status::status))
+        .route("/metrics", get(status::metrics));
+    for (path, name) in ABSENT {
+        router = router.route(
+            path,
+            any(|| async { ApiError::NotImplemented((*name).into()).into_response() }),
+        );
+    }
+    router
+        .method_not_allowed_fallback(|method: Method, request: Request| async move {
+            ApiError::MethodNotAllowed(format!("{method} {}", request.uri().path()))
+        })
+        .fallback(|method: Method, request: Request| async move {
+            ApiError::NoRoute(format!("{method} {}", request.uri().path()))
+        })
+        .layer(from_fn_with_state(Arc::clone(&broker), observe))
+        .with_state(broker)
+}
+
+/// Counts and times a request.
+async fn observe(State(broker): Shared, request: Request, next: Next) -> Response {
+    let begun = Instant::now();
+    let route = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map_or_else(|| "unknown".to_owned(), |path| path.as_str().to_owned());
+    let response = next.run(request).await;
+    let status = response.status().as_u16();
+    broker
+        .metrics
+        .requests
+        .get_or_create(&RequestLabels {
+            route: route.clone(),
+            status,
+        })
+        .inc();
+    broker
+        .metrics
+        .duration
+        .get_or_create(&RouteLabels { route })
+        .observe(begun.elapsed().as_secs_f64());
+    response
+}
+
+/// A JSON answer from bytes that are JSON already.
+fn rendered(status: StatusCode, body: Vec<u8>) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// A JSON answer.
+fn answer(status: StatusCode, body: &impl serde::Serialize) -> Result<Response, ApiError> {
+    let body = serde_json::to_vec(body)
+        .map_err(|error| ApiError::Internal(format!("cannot render an answer: {error}")))?;
+    Ok(rendered(status, body))
+}

@@ -1,0 +1,90 @@
+//! Every fixed limit of the broker, in one place.
+
+use std::time::Duration;
+
+/// Bytes per mebibyte: what a variable named `_MB` counts in.
+pub const MIB: usize = 1_048_576;
+
+/// Longest queue or partition name, in bytes: an index entry over two names stays within a page.
+pub const NAME_MAX_BYTES: usize = 1_024;
+/// Longest transaction id, in bytes.
+pub const TRANSACTION_ID_MAX_BYTES: usize = 1_024;
+
+/// A push closes a segment at this many bytes before compression; one larger record is one segment.
+pub const SEGMENT_TARGET_BYTES: usize = MIB;
+/// Records per segment at most: what one fetch entry can hold.
+pub const SEGMENT_MAX_RECORDS: usize = FETCH_RECORDS_PER_ENTRY;
+/// Level that segments are compressed with: fast, because producers wait for it.
+pub const SEGMENT_ZSTD_LEVEL: i32 = 1;
+/// How often a push is tried when the database asks to begin again (deadlock, deletion meanwhile).
+pub const PUSH_ATTEMPTS: usize = 4;
+
+/// Work on more bytes than this leaves the asynchronous threads.
+pub const INLINE_WORK_BYTES: usize = 64 * 1_024;
+
+/// Entries of one fetch call.
+pub const FETCH_ENTRIES: usize = 1_024;
+/// Stored bytes of one fetch entry when the request does not say.
+pub const FETCH_ENTRY_BYTES_DEFAULT: i64 = MIB as i64;
+/// Stored bytes of one fetch entry at most.
+pub const FETCH_ENTRY_BYTES_MAX: i64 = 8 * MIB as i64;
+/// Stored bytes of a whole fetch call.
+pub const FETCH_CALL_STORED_BYTES: i64 = 64 * MIB as i64;
+/// Rendered bytes of a whole fetch call.
+pub const FETCH_CALL_RENDERED_BYTES: usize = 64 * MIB;
+/// Records of one fetch entry.
+pub const FETCH_RECORDS_PER_ENTRY: usize = 10_000;
+/// Longest park of a fetch.
+pub const FETCH_WAIT_MAX: Duration = Duration::from_secs(30);
+/// A parked fetch looks again at least this often, whatever it was told.
+pub const FETCH_RECHECK: Duration = Duration::from_secs(5);
+
+/// Entries of one `partitions/changed` call.
+pub const CHANGED_ENTRIES: usize = 64;
+/// Partitions of one page of `partitions/changed`, and the default.
+pub const CHANGED_PAGE_MAX: i64 = 1_000;
+/// The floor of `safeTime` lies this far behind the database's clock, in seconds.
+pub const SAFE_GUARD_SECONDS: f64 = 5.0;
+
+/// Operations of one key/value batch, and keys of one `getMany`.
+pub const KV_OPERATIONS: usize = 1_000;
+/// Longest key, in bytes.
+pub const KV_KEY_MAX_BYTES: usize = 1_024;
+/// Longest namespace, in characters.
+pub const KV_NAMESPACE_MAX: usize = 64;
+/// Longest value: the bytes of its JSON text.
+pub const KV_VALUE_MAX_BYTES: usize = 64 * 1_024;
+/// Rows of one `getPrefix` page at most.
+pub const KV_PAGE_MAX: i64 = 1_000;
+/// Rows of one `getPrefix` page when the request does not say.
+pub const KV_PAGE_DEFAULT: i64 = 100;
+/// Value bytes of one `getPrefix` page.
+pub const KV_PAGE_BYTES: i64 = 8 * MIB as i64;
+/// Largest time to live: 100 years. Longer means `forever`.
+pub const KV_TTL_MAX_SECONDS: i64 = 100 * 366 * 86_400;
+/// Locks that keys are spread over. More locks mean fewer strangers waiting for one another.
+pub const KV_LOCK_BUCKETS: u64 = 1_024;
+/// Expired rows deleted per sweep.
+pub const KV_SWEEP_ROWS: i64 = 1_000;
+/// Time between two sweeps.
+pub const KV_SWEEP_EVERY: Duration = Duration::from_secs(30);
+
+/// First key of the broker's advisory locks of two keys: migrations.
+pub const LOCK_CLASS_MIGRATE: i32 = 0x5155_0001;
+/// First key of the broker's advisory locks of two keys: key/value buckets.
+pub const LOCK_CLASS_KV: i32 = 0x5155_0002;
+
+/// How long a request waits for a database connection.
+pub const CONNECTION_WAIT: Duration = Duration::from_secs(5);
+/// How long a connection attempt may take.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Signals to the other brokers are gathered for this long.
+pub const PEER_SIGNAL_EVERY: Duration = Duration::from_millis(50);
+/// Longest payload of a PostgreSQL notification is 8,000 bytes; stay below.
+pub const PEER_SIGNAL_MAX_BYTES: usize = 7_000;
+/// Pause before a lost listening connection is made again.
+pub const PEER_RECONNECT: Duration = Duration::from_secs(1);
+/// How long a stop waits for requests in flight.
+pub const STOP_GRACE: Duration = Duration::from_secs(20);
+/// How long `/health` waits for the database.
+pub const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);

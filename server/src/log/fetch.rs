@@ -1,0 +1,312 @@
+//! `fetch`: reads of many partitions from absolute offsets, with a long poll.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use deadpool_postgres::Object;
+use serde::Deserialize;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::broker::Broker;
+use crate::error::ApiError;
+use crate::http::json;
+use crate::limits::{
+    FETCH_CALL_RENDERED_BYTES, FETCH_CALL_STORED_BYTES, FETCH_ENTRIES, FETCH_ENTRY_BYTES_DEFAULT,
+    FETCH_ENTRY_BYTES_MAX, FETCH_RECHECK, FETCH_RECORDS_PER_ENTRY, FETCH_WAIT_MAX,
+    INLINE_WORK_BYTES,
+};
+use crate::log::changed::UNKNOWN;
+use crate::log::render::{EntryAnswer, Rendered, StoredSegment, render};
+use crate::name::{DEFAULT_PARTITION, PartitionName, check_name};
+
+/// Marker of an offset outside of the log; the bounds come with it.
+pub const OFFSET_OUT_OF_RANGE: &str = "OFFSET_OUT_OF_RANGE";
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Request<'a> {
+    #[serde(borrow)]
+    entries: Vec<Entry<'a>>,
+    #[serde(default)]
+    max_wait_ms: Option<u64>,
+    #[serde(default)]
+    min_bytes: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Entry<'a> {
+    queue: String,
+    #[serde(borrow, default)]
+    partition: Option<PartitionName<'a>>,
+    offset: i64,
+    #[serde(default)]
+    max_bytes: Option<i64>,
+}
+
+/// A checked request, column by column as the database takes it.
+#[derive(Debug, Default)]
+pub struct FetchRequest {
+    queues: Vec<String>,
+    partitions: Vec<String>,
+    offsets: Vec<i64>,
+    max_bytes: Vec<i64>,
+    wait: Duration,
+    min_bytes: u64,
+}
+
+/// Parses and checks a request body.
+///
+/// # Errors
+///
+/// `400` for a malformed body, too many entries, a bad name or a negative offset.
+pub fn parse(body: &[u8]) -> Result<FetchRequest, ApiError> {
+    let request: Request<'_> = json::parse(body)?;
+    if request.entries.len() > FETCH_ENTRIES {
+        return Err(ApiError::coded(
+            "too_many_entries",
+            format!(
+                "entries: {} of them, at most {FETCH_ENTRIES} a call",
+                request.entries.len()
+            ),
+        ));
+    }
+    let mut parsed = FetchRequest {
+        wait: request
+            .max_wait_ms
+            .map_or(Duration::ZERO, Duration::from_millis)
+            .min(FETCH_WAIT_MAX),
+        min_bytes: request.min_bytes.unwrap_or(1).try_into().unwrap_or(0),
+        ..FetchRequest::default()
+    };
+    for (index, entry) in request.entries.into_iter().enumerate() {
+        let partition = entry
+            .partition
+            .map_or_else(|| DEFAULT_PARTITION.to_owned(), |name| name.0.into_owned());
+        check_name(&entry.queue, format_args!("entries[{index}].queue"))?;
+        check_name(&partition, format_args!("entries[{index}].partition"))?;
+        if entry.offset < 0 {
+            return Err(ApiError::bad_request(format!(
+                "entries[{index}].offset: {} is negative; bounds come with every answer",
+                entry.offset
+            )));
+        }
+        parsed.queues.push(entry.queue);
+        parsed.partitions.push(partition);
+        parsed.offsets.push(entry.offset);
+        parsed.max_bytes.push(
+            entry
+                .max_bytes
+                .unwrap_or(FETCH_ENTRY_BYTES_DEFAULT)
+                .clamp(1, FETCH_ENTRY_BYTES_MAX),
+        );
+    }
+    Ok(parsed)
+}
+
+/// Answers a fetch, parking it while there is nothing to answer.
+///
+/// While parked it holds neither a database session nor a slot.
+///
+/// # Errors
+///
+/// `503` or `500` from the database, `503` when the broker stops before the first look.
+pub async fn fetch(
+    broker: &Broker,
+    tenant: Uuid,
+    request: FetchRequest,
+) -> Result<Rendered, ApiError> {
+    let deadline = Instant::now() + request.wait;
+    let may_park = !request.wait.is_zero() && request.min_bytes > 0;
+    let registration = may_park.then(|| {
+        let names = request.queues.iter().zip(&request.partitions);
+        broker.waiters.register(
+            tenant,
+            names.map(|(queue, part)| (queue.as_str(), part.as_str())),
+        )
+    });
+    loop {
+        let look = look(broker, tenant, &request).await?;
+        let Some(registration) = &registration else {
+            return finish(look).await;
+        };
+        let ends = Instant::now() >= deadline || broker.stopping.is_cancelled();
+        let ends = ends || look.failed || look.full;
+        if ends || look.payload_bytes >= request.min_bytes {
+            let rendered = finish(look).await?;
+            // The first segment may begin below the offset asked for, so only what is rendered
+            // tells whether there is enough.
+            if ends || rendered.failed || rendered.payload_bytes >= request.min_bytes {
+                return Ok(rendered);
+            }
+        }
+        let recheck = deadline.min(Instant::now() + FETCH_RECHECK);
+        tokio::select! {
+            () = registration.woken() => {}
+            () = broker.stopping.cancelled() => {}
+            () = tokio::time::sleep_until(recheck) => {}
+        }
+    }
+}
+
+/// What one read of the database found.
+struct Look {
+    entries: Vec<EntryAnswer>,
+    /// Payload bytes of the segments found, at least those that will be rendered.
+    payload_bytes: u64,
+    stored_bytes: usize,
+    failed: bool,
+    /// An entry found more than it may return: waiting would not bring more.
+    full: bool,
+}
+
+async fn look(broker: &Broker, tenant: Uuid, request: &FetchRequest) -> Result<Look, ApiError> {
+    let _slot = broker
+        .pop_lane
+        .acquire()
+        .await
+        .map_err(|_| ApiError::Stopping)?;
+    let client = broker.database.client().await?;
+    read(&client, tenant, request).await
+}
+
+async fn read(client: &Object, tenant: Uuid, request: &FetchRequest) -> Result<Look, ApiError> {
+    const READ: &str = "
+        SELECT entry, known, watermark, log_start, base_offset, ts, records, raw_bytes,
+               payload_bytes, block
+        FROM queen.fetch($1, $2, $3, $4, $5, $6, $7, $8, true)";
+    let statement = client.prepare_cached(READ).await?;
+    let rows = client
+        .query(
+            &statement,
+            &[
+                &tenant,
+                &request.queues,
+                &request.partitions,
+                &request.offsets,
+                &request.max_bytes,
+                &FETCH_CALL_STORED_BYTES,
+                &(FETCH_CALL_RENDERED_BYTES as i64),
+                &(FETCH_RECORDS_PER_ENTRY as i64),
+            ],
+        )
+        .await?;
+    let mut look = Look {
+        entries: Vec::with_capacity(request.queues.len()),
+        payload_bytes: 0,
+        stored_bytes: 0,
+        failed: false,
+        full: false,
+    };
+    for row in rows {
+        let Some(base_offset) = row.get::<_, Option<i64>>(4) else {
+            look.bounds(request, row.get(1), row.get(2), row.get(3));
+            continue;
+        };
+        let block: &[u8] = row.get(9);
+        look.stored_bytes += block.len();
+        look.payload_bytes += row.get::<_, i64>(8).unsigned_abs();
+        let segment = StoredSegment {
+            base_offset,
+            ts: row.get(5),
+            records: row.get::<_, i32>(6).unsigned_abs() as usize,
+            raw_bytes: row.get::<_, i32>(7).unsigned_abs() as usize,
+            block: Bytes::copy_from_slice(block),
+        };
+        if let Some(entry) = look.entries.last_mut() {
+            entry.segments.push(segment);
+        }
+    }
+    look.full = look.entries.iter().any(|entry| {
+        entry
+            .segments
+            .last()
+            .is_some_and(|last| last.base_offset + (last.records as i64) < entry.watermark)
+    });
+    Ok(look)
+}
+
+impl Look {
+    /// Begins the next entry.
+    fn bounds(&mut self, request: &FetchRequest, known: bool, watermark: i64, log_start: i64) {
+        let index = self.entries.len();
+        let offset = request.offsets[index];
+        let error = if !known {
+            Some(UNKNOWN)
+        } else if offset < log_start || offset > watermark {
+            Some(OFFSET_OUT_OF_RANGE)
+        } else {
+            None
+        };
+        self.failed |= error.is_some();
+        self.entries.push(EntryAnswer {
+            queue: request.queues[index].clone(),
+            partition: request.partitions[index].clone(),
+            offset,
+            watermark,
+            log_start,
+            error,
+            segments: Vec::new(),
+        });
+    }
+}
+
+async fn finish(look: Look) -> Result<Rendered, ApiError> {
+    if look.stored_bytes <= INLINE_WORK_BYTES {
+        return Ok(render(&look.entries));
+    }
+    Ok(tokio::task::spawn_blocking(move || render(&look.entries)).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_and_defaults_are_applied() {
+        let request = parse(
+            br#"{"entries":[{"queue":"q","offset":0},{"queue":"q","partition":7,"offset":1,"maxBytes":99999999},
+                 {"queue":"q","offset":0,"maxBytes":-1}],"maxWaitMs":99999999}"#,
+        )
+        .expect("a request");
+        assert_eq!(request.partitions, ["Default", "7", "Default"]);
+        assert_eq!(
+            request.max_bytes,
+            [FETCH_ENTRY_BYTES_DEFAULT, FETCH_ENTRY_BYTES_MAX, 1]
+        );
+        assert_eq!((request.wait, request.min_bytes), (FETCH_WAIT_MAX, 1));
+    }
+
+    #[test]
+    fn a_wrong_request_is_refused_and_says_where() {
+        for (body, place) in [
+            (
+                r#"{"entries":[{"queue":"q","offset":-1}]}"#,
+                "entries[0].offset",
+            ),
+            (
+                r#"{"entries":[{"queue":"q","offset":"1"}]}"#,
+                "entries[0].offset",
+            ),
+            (
+                r#"{"entries":[{"queue":"q","offset":1},{"queue":"","offset":0}]}"#,
+                "entries[1].queue",
+            ),
+            (
+                r#"{"entries":[{"queue":"q","offset":0}],"maxWaitMs":-5}"#,
+                "maxWaitMs",
+            ),
+            (
+                r#"{"entries":[{"queue":"q","partition":true,"offset":0}]}"#,
+                "partition",
+            ),
+            ("{", "line 1"),
+        ] {
+            let error = parse(body.as_bytes()).expect_err(body).to_string();
+            assert!(error.contains(place), "{body}: {error}");
+        }
+        let many = vec![r#"{"queue":"q","offset":0}"#; FETCH_ENTRIES + 1].join(",");
+        assert!(parse(format!(r#"{{"entries":[{many}]}}"#).as_bytes()).is_err());
+    }
+}

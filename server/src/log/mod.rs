@@ -1,0 +1,11 @@
+//! The log: partitions of records at absolute offsets, stored as compressed segments.
+
+pub mod changed;
+pub mod codec;
+pub mod cursor;
+pub mod fetch;
+pub mod peers;
+pub mod push;
+pub mod render;
+pub mod safe_time;
+pub mod waiters;

@@ -1,0 +1,397 @@
+//! `push`: many records, of many queues and partitions, in one transaction.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio_postgres::error::SqlState;
+use uuid::Uuid;
+
+use crate::database::Database;
+use crate::error::{ApiError, describe};
+use crate::http::json;
+use crate::limits::{PUSH_ATTEMPTS, TRANSACTION_ID_MAX_BYTES};
+use crate::log::codec::{Block, BlockWriter};
+use crate::name::{DEFAULT_PARTITION, PartitionName, Text, check_name};
+
+/// The request: everything borrows from the body.
+#[derive(Deserialize)]
+struct Request<'a> {
+    #[serde(borrow)]
+    items: Vec<Item<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Item<'a> {
+    #[serde(borrow)]
+    queue: Text<'a>,
+    #[serde(borrow, default)]
+    partition: Option<PartitionName<'a>>,
+    #[serde(borrow)]
+    payload: &'a RawValue,
+    #[serde(borrow, default, rename = "transactionId")]
+    transaction_id: Option<Text<'a>>,
+}
+
+/// A push, checked, grouped by partition and compressed: what the database is sent.
+#[derive(Debug, Default)]
+pub struct PreparedPush {
+    /// Queue per group; groups are distinct.
+    pub queues: Vec<String>,
+    /// Partition per group.
+    pub partitions: Vec<String>,
+    counts: Vec<i64>,
+    segments: Segments,
+    places: Vec<Place>,
+    /// Transaction ids as JSON strings, one after the other, in the order of the request.
+    ids: Vec<u8>,
+    /// Payload bytes of all records.
+    pub payload_bytes: u64,
+}
+
+/// Columns of the segments, as the database takes them.
+#[derive(Debug, Default)]
+struct Segments {
+    group: Vec<i32>,
+    rel: Vec<i64>,
+    records: Vec<i32>,
+    raw: Vec<i32>,
+    payload: Vec<i64>,
+    block: Vec<Vec<u8>>,
+}
+
+/// Where an item went: the `rel`th record of a group; its id ends at `id_end`.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    group: usize,
+    rel: i64,
+    id_end: usize,
+}
+
+/// What the database assigned to a group.
+#[derive(Debug, Clone, Copy)]
+pub struct Assigned {
+    /// Life of the partition.
+    pub life: Uuid,
+    /// Offset of the group's first record.
+    pub base_offset: i64,
+}
+
+impl PreparedPush {
+    /// Number of records.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether there is nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// The answer: one object per item, in the order of the request.
+    pub fn render(&self, assigned: &[Assigned]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(16 + self.places.len() * 200);
+        let mut digits = itoa::Buffer::new();
+        let names: Vec<Vec<u8>> = self.queues.iter().map(|name| json::string(name)).collect();
+        let mut id_start = 0;
+        out.push(b'[');
+        for (index, place) in self.places.iter().enumerate() {
+            if index > 0 {
+                out.push(b',');
+            }
+            let Assigned { life, base_offset } = assigned[place.group];
+            let offset = base_offset + place.rel;
+            let mut uuid_text = Uuid::encode_buffer();
+            out.extend_from_slice(b"{\"index\":");
+            out.extend_from_slice(digits.format(index).as_bytes());
+            out.extend_from_slice(b",\"message_id\":\"");
+            let id = message_id(life, offset);
+            out.extend_from_slice(id.as_hyphenated().encode_lower(&mut uuid_text).as_bytes());
+            out.extend_from_slice(b"\",\"transaction_id\":");
+            out.extend_from_slice(&self.ids[id_start..place.id_end]);
+            id_start = place.id_end;
+            out.extend_from_slice(b",\"queueName\":");
+            out.extend_from_slice(&names[place.group]);
+            out.extend_from_slice(b",\"status\":\"queued\",\"offset\":");
+            out.extend_from_slice(digits.format(offset).as_bytes());
+            out.push(b'}');
+        }
+        out.push(b']');
+        out
+    }
+}
+
+/// The id of a record: a function of the partition's life and the offset, so none is stored.
+pub fn message_id(life: Uuid, offset: i64) -> Uuid {
+    let mut bytes = *life.as_bytes();
+    bytes[8..].copy_from_slice(&offset.to_be_bytes());
+    uuid::Builder::from_custom_bytes(bytes).into_uuid()
+}
+
+/// Parses and checks a push body, and compresses its records.
+///
+/// # Errors
+///
+/// `400` with the item and field that is wrong. Nothing has been written then.
+pub fn prepare(body: &Bytes) -> Result<PreparedPush, ApiError> {
+    let Request { items } = json::parse(body)?;
+    let mut by_name: HashMap<(&str, &str), usize> = HashMap::new();
+    let mut names: Vec<(&str, &str)> = Vec::new();
+    let mut group_of: Vec<usize> = Vec::with_capacity(items.len());
+    for (index, item) in items.iter().enumerate() {
+        let partition = item
+            .partition
+            .as_ref()
+            .map_or(DEFAULT_PARTITION, |name| &name.0);
+        let queue: &str = &item.queue.0;
+        let group = *by_name.entry((queue, partition)).or_insert_with(|| {
+            names.push((queue, partition));
+            names.len() - 1
+        });
+        if group + 1 == names.len() {
+            check_name(queue, format_args!("items[{index}].queue"))?;
+            check_name(partition, format_args!("items[{index}].partition"))?;
+        }
+        group_of.push(group);
+    }
+
+    let mut prepared = PreparedPush {
+        queues: names.iter().map(|(queue, _)| (*queue).to_owned()).collect(),
+        partitions: names
+            .iter()
+            .map(|(_, partition)| (*partition).to_owned())
+            .collect(),
+        counts: vec![0; names.len()],
+        ..PreparedPush::default()
+    };
+    prepared.places.reserve(items.len());
+    for (index, item) in items.iter().enumerate() {
+        let id = match &item.transaction_id {
+            Some(id) if !id.0.is_empty() => Cow::Borrowed(&*id.0),
+            _ => Cow::Owned(Uuid::now_v7().to_string()),
+        };
+        if id.len() > TRANSACTION_ID_MAX_BYTES {
+            return Err(ApiError::bad_request(format!(
+                "items[{index}].transactionId: {} bytes long, more than {TRANSACTION_ID_MAX_BYTES}",
+                id.len()
+            )));
+        }
+        json::write_string(&mut prepared.ids, &id);
+        let group = group_of[index];
+        let rel = prepared.counts[group];
+        prepared.counts[group] += 1;
+        prepared.places.push(Place {
+            group,
+            rel,
+            id_end: prepared.ids.len(),
+        });
+    }
+
+    // One group at a time, its items in the order of the request.
+    let mut order: Vec<usize> = (0..items.len()).collect();
+    order.sort_by_key(|&index| group_of[index]);
+    let mut writer = BlockWriter::new();
+    let mut previous: Option<usize> = None;
+    for index in order {
+        let place = prepared.places[index];
+        let payload = items[index].payload.get().as_bytes();
+        if previous.is_some_and(|group| group != place.group) || writer.is_full_for(payload) {
+            prepared.segments.close(&mut writer)?;
+        }
+        if writer.records() == 0 {
+            prepared.segments.open(place);
+        }
+        previous = Some(place.group);
+        let id_start = index
+            .checked_sub(1)
+            .map_or(0, |before| prepared.places[before].id_end);
+        writer.push(&prepared.ids[id_start..place.id_end], payload);
+        prepared.payload_bytes += payload.len() as u64;
+    }
+    if writer.records() > 0 {
+        prepared.segments.close(&mut writer)?;
+    }
+    Ok(prepared)
+}
+
+impl Segments {
+    fn open(&mut self, first: Place) {
+        // The database counts groups from 1. There are fewer groups than bytes in a body.
+        self.group.push(first.group as i32 + 1);
+        self.rel.push(first.rel);
+    }
+
+    fn close(&mut self, writer: &mut BlockWriter) -> Result<(), ApiError> {
+        let Block {
+            records,
+            raw_bytes,
+            payload_bytes,
+            frame,
+        } = writer
+            .finish()
+            .map_err(|error| ApiError::Internal(format!("cannot compress a segment: {error}")))?;
+        // A body, and so a block, is below 1 GiB.
+        self.records.push(records as i32);
+        self.raw.push(raw_bytes as i32);
+        self.payload.push(payload_bytes as i64);
+        self.block.push(frame);
+        Ok(())
+    }
+}
+
+/// Writes a prepared push in one transaction and gives back what each group was assigned.
+///
+/// # Errors
+///
+/// `503` or `500`: nothing is written, unless the connection was lost after the commit was sent.
+pub async fn store(
+    database: &Database,
+    tenant: Uuid,
+    push: &PreparedPush,
+) -> Result<Vec<Assigned>, ApiError> {
+    const PUSH: &str = "SELECT life, base_offset FROM queen.push($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)";
+    let segments = &push.segments;
+    let mut attempt = 1;
+    loop {
+        let client = database.client().await?;
+        let statement = client.prepare_cached(PUSH).await?;
+        let outcome = client
+            .query(
+                &statement,
+                &[
+                    &tenant,
+                    &push.queues,
+                    &push.partitions,
+                    &push.counts,
+                    &segments.group,
+                    &segments.rel,
+                    &segments.records,
+                    &segments.raw,
+                    &segments.payload,
+                    &segments.block,
+                ],
+            )
+            .await;
+        match outcome {
+            Ok(rows) => {
+                return Ok(rows
+                    .iter()
+                    .map(|row| Assigned {
+                        life: row.get(0),
+                        base_offset: row.get(1),
+                    })
+                    .collect());
+            }
+            Err(error) if attempt < PUSH_ATTEMPTS && begins_again(&error) => {
+                tracing::debug!(attempt, error = describe(&error), "push begins again");
+                attempt += 1;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The transaction was rolled back for a reason that another attempt does not meet.
+fn begins_again(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|state| {
+        *state == SqlState::T_R_DEADLOCK_DETECTED
+            || *state == SqlState::T_R_SERIALIZATION_FAILURE
+            || *state == SqlState::FOREIGN_KEY_VIOLATION
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prepared(body: &'static str) -> Result<PreparedPush, ApiError> {
+        prepare(&Bytes::from_static(body.as_bytes()))
+    }
+
+    #[test]
+    fn items_are_grouped_by_partition_and_keep_their_order() {
+        let push = prepared(
+            r#"{"items":[
+                {"queue":"a","partition":"1","payload":1,"transactionId":"t0"},
+                {"queue":"a","partition":2,"payload":2,"transactionId":"t1"},
+                {"queue":"a","partition":"1","payload":3,"transactionId":"t2"},
+                {"queue":"a","payload":4}]}"#,
+        )
+        .expect("a push");
+        assert_eq!(push.partitions, ["1", "2", "Default"]);
+        assert_eq!(push.counts, [2, 1, 1]);
+        assert_eq!(push.segments.records, [2, 1, 1]);
+        let places: Vec<_> = push
+            .places
+            .iter()
+            .map(|place| (place.group, place.rel))
+            .collect();
+        assert_eq!(places, [(0, 0), (1, 0), (0, 1), (2, 0)]);
+    }
+
+    #[test]
+    fn a_wrong_item_is_named() {
+        for (body, place) in [
+            (
+                r#"{"items":[{"queue":"a","payload":1},{"queue":7,"payload":1}]}"#,
+                "items[1].queue",
+            ),
+            (r#"{"items":[{"queue":"","payload":1}]}"#, "items[0].queue"),
+            (
+                r#"{"items":[{"queue":"a\u0000","payload":1}]}"#,
+                "items[0].queue",
+            ),
+            (
+                r#"{"items":[{"queue":"a","partition":true,"payload":1}]}"#,
+                "items[0].partition",
+            ),
+            (r#"{"items":[{"queue":"a"}]}"#, "items[0]"),
+            (r#"{"items":{}}"#, "items"),
+            (r#"{"items":[{"queue":"a","payload":}]}"#, "column 32"),
+        ] {
+            let error = prepared(body).expect_err(body).to_string();
+            assert!(error.contains(place), "{body}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_answer_has_the_shape_of_the_published_types() {
+        let push = prepared(
+            r#"{"items":[{"queue":"o\"q","payload":1,"transactionId":"t\n1"},{"queue":"p","payload":2}]}"#,
+        )
+        .expect("a push");
+        let life = Uuid::new_v4();
+        let assigned = [
+            Assigned {
+                life,
+                base_offset: 41,
+            },
+            Assigned {
+                life: Uuid::new_v4(),
+                base_offset: 0,
+            },
+        ];
+        let body = push.render(&assigned);
+        let results: Vec<queen_protocol::PushResult> =
+            serde_json::from_slice(&body).expect("push results");
+        assert_eq!(results[0].queue_name, "o\"q");
+        assert_eq!(results[0].transaction_id, "t\n1");
+        assert_eq!(results[0].offset, Some(41));
+        assert_eq!(results[0].message_id, message_id(life, 41).to_string());
+        assert_eq!(results[1].index, 1);
+        assert_eq!(
+            serde_json::to_string(&results).expect("JSON").into_bytes(),
+            body
+        );
+    }
+
+    #[test]
+    fn message_ids_differ_by_offset_and_by_life() {
+        let (one, other) = (Uuid::new_v4(), Uuid::new_v4());
+        assert_ne!(message_id(one, 0), message_id(one, 1));
+        assert_ne!(message_id(one, 0), message_id(other, 0));
+        assert_eq!(message_id(one, 5), message_id(one, 5));
+    }
+}

@@ -1,0 +1,305 @@
+//! The answer of a fetch, rendered straight from decompressed blocks.
+
+use bytes::Bytes;
+
+use crate::http::json;
+use crate::limits::{FETCH_CALL_RENDERED_BYTES, FETCH_RECORDS_PER_ENTRY};
+use crate::log::codec::{Damage, Records, decompress};
+use crate::timestamp::Timestamp;
+
+/// A segment as the database gave it.
+#[derive(Debug)]
+pub struct StoredSegment {
+    /// Offset of its first record.
+    pub base_offset: i64,
+    /// Its commit time.
+    pub ts: Timestamp,
+    /// Length of the block before compression.
+    pub raw_bytes: usize,
+    /// Number of records.
+    pub records: usize,
+    /// The compressed block.
+    pub block: Bytes,
+}
+
+/// What one entry is answered with.
+#[derive(Debug)]
+pub struct EntryAnswer {
+    /// Queue as asked.
+    pub queue: String,
+    /// Partition as asked, or the default.
+    pub partition: String,
+    /// Offset asked for: records below it are left out.
+    pub offset: i64,
+    /// Next offset to be assigned.
+    pub watermark: i64,
+    /// Oldest offset kept.
+    pub log_start: i64,
+    /// Marker instead of records.
+    pub error: Option<&'static str>,
+    /// Segments to render, in order.
+    pub segments: Vec<StoredSegment>,
+}
+
+/// Marker of an entry whose segment cannot be read.
+pub const UNREADABLE: &str = "UNREADABLE";
+
+/// A rendered answer.
+#[derive(Debug)]
+pub struct Rendered {
+    /// The body.
+    pub body: Vec<u8>,
+    /// Payload bytes in it, an empty payload counting 1.
+    pub payload_bytes: u64,
+    /// Records in it.
+    pub records: u64,
+    /// Whether an entry carries an error.
+    pub failed: bool,
+}
+
+/// Renders `entries` up to the limits of a call.
+pub fn render(entries: &[EntryAnswer]) -> Rendered {
+    let expected: usize = entries
+        .iter()
+        .flat_map(|entry| &entry.segments)
+        .map(|segment| segment.raw_bytes + segment.records * 80)
+        .sum();
+    let mut renderer = Renderer {
+        out: Vec::with_capacity(expected.min(FETCH_CALL_RENDERED_BYTES) + entries.len() * 160 + 16),
+        raw: Vec::new(),
+        payload_bytes: 0,
+        records: 0,
+        full: false,
+    };
+    let mut failed = false;
+    renderer.out.extend_from_slice(b"{\"entries\":[");
+    for (index, entry) in entries.iter().enumerate() {
+        if index > 0 {
+            renderer.out.push(b',');
+        }
+        failed |= renderer.entry(entry);
+    }
+    renderer.out.extend_from_slice(b"]}");
+    Rendered {
+        body: renderer.out,
+        payload_bytes: renderer.payload_bytes,
+        records: renderer.records,
+        failed,
+    }
+}
+
+struct Renderer {
+    out: Vec<u8>,
+    raw: Vec<u8>,
+    payload_bytes: u64,
+    records: u64,
+    /// The call's rendered bytes are spent.
+    full: bool,
+}
+
+impl Renderer {
+    /// Whether the entry carries an error.
+    fn entry(&mut self, entry: &EntryAnswer) -> bool {
+        let mut digits = itoa::Buffer::new();
+        self.out.extend_from_slice(b"{\"queue\":");
+        json::write_string(&mut self.out, &entry.queue);
+        self.out.extend_from_slice(b",\"partition\":");
+        json::write_string(&mut self.out, &entry.partition);
+        self.out.extend_from_slice(b",\"records\":[");
+        let mut error = entry.error;
+        let mut taken = 0;
+        for segment in &entry.segments {
+            if self.full || taken == FETCH_RECORDS_PER_ENTRY {
+                break;
+            }
+            if let Err(damage) = self.segment(segment, entry.offset, &mut taken) {
+                tracing::error!(
+                    queue = entry.queue,
+                    partition = entry.partition,
+                    base_offset = segment.base_offset,
+                    error = %damage,
+                    "a segment cannot be read; its readers wait in front of it"
+                );
+                error = Some(UNREADABLE);
+                break;
+            }
+        }
+        self.out.extend_from_slice(b"],\"highWatermark\":");
+        self.out
+            .extend_from_slice(digits.format(entry.watermark).as_bytes());
+        self.out.extend_from_slice(b",\"logStartOffset\":");
+        self.out
+            .extend_from_slice(digits.format(entry.log_start).as_bytes());
+        if let Some(error) = error {
+            self.out.extend_from_slice(b",\"error\":\"");
+            self.out.extend_from_slice(error.as_bytes());
+            self.out.push(b'"');
+        }
+        self.out.push(b'}');
+        error.is_some()
+    }
+
+    fn segment(
+        &mut self,
+        segment: &StoredSegment,
+        from: i64,
+        taken: &mut usize,
+    ) -> Result<(), Damage> {
+        let mut raw = std::mem::take(&mut self.raw);
+        let outcome = decompress(&segment.block, segment.raw_bytes, &mut raw)
+            .and_then(|()| self.records(&raw, segment, from, taken));
+        self.raw = raw;
+        outcome
+    }
+
+    fn records(
+        &mut self,
+        raw: &[u8],
+        segment: &StoredSegment,
+        from: i64,
+        taken: &mut usize,
+    ) -> Result<(), Damage> {
+        // Counted before anything is rendered: a block with a record too few or too many gives
+        // every later record a wrong offset.
+        if Records::new(raw)?.try_fold(0, |count, record| record.map(|_| count + 1))?
+            != segment.records
+        {
+            return Err(Damage::Record);
+        }
+        let mut digits = itoa::Buffer::new();
+        let tail = format!(",\"ts\":\"{}\"}}", segment.ts);
+        for (offset, record) in (segment.base_offset..).zip(Records::new(raw)?) {
+            let record = record?;
+            if offset < from {
+                continue;
+            }
+            if *taken == FETCH_RECORDS_PER_ENTRY {
+                break;
+            }
+            let payload = if record.payload.is_empty() {
+                b"null"
+            } else {
+                record.payload
+            };
+            let length = 80 + record.id.len() + payload.len() + tail.len();
+            if self.records > 0 && self.out.len() + length > FETCH_CALL_RENDERED_BYTES {
+                self.full = true;
+                break;
+            }
+            self.out.extend_from_slice(if *taken == 0 {
+                b"{\"offset\":"
+            } else {
+                b",{\"offset\":"
+            });
+            self.out.extend_from_slice(digits.format(offset).as_bytes());
+            self.out.extend_from_slice(b",\"transactionId\":");
+            self.out.extend_from_slice(record.id);
+            self.out.extend_from_slice(b",\"payload\":");
+            self.out.extend_from_slice(payload);
+            self.out.extend_from_slice(tail.as_bytes());
+            *taken += 1;
+            self.records += 1;
+            self.payload_bytes += record.payload.len().max(1) as u64;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::log::codec::BlockWriter;
+
+    use super::*;
+
+    fn segment(base_offset: i64, payloads: &[&str]) -> StoredSegment {
+        let mut writer = BlockWriter::new();
+        for (index, payload) in payloads.iter().enumerate() {
+            writer.push(format!("\"t{index}\"").as_bytes(), payload.as_bytes());
+        }
+        let block = writer.finish().expect("memory");
+        StoredSegment {
+            base_offset,
+            ts: Timestamp::from_micros(1_788_516_221_918_204),
+            raw_bytes: block.raw_bytes,
+            records: block.records,
+            block: Bytes::from(block.frame),
+        }
+    }
+
+    fn entry(offset: i64, segments: Vec<StoredSegment>) -> EntryAnswer {
+        EntryAnswer {
+            queue: "o\"q".into(),
+            partition: "eu".into(),
+            offset,
+            watermark: 44,
+            log_start: 12,
+            error: None,
+            segments,
+        }
+    }
+
+    #[test]
+    fn the_answer_has_the_shape_of_the_published_types() {
+        let mut unknown = entry(0, vec![]);
+        unknown.error = Some("UNKNOWN_TOPIC_OR_PARTITION");
+        let entries = [
+            entry(
+                42,
+                vec![segment(41, &["1", "{\"a\":2}"]), segment(43, &["null"])],
+            ),
+            unknown,
+        ];
+        let rendered = render(&entries);
+        let answer: queen_protocol::FetchResponse =
+            serde_json::from_slice(&rendered.body).expect("a fetch answer");
+        assert_eq!(
+            serde_json::to_string(&answer).expect("JSON").into_bytes(),
+            rendered.body
+        );
+        let records = &answer.entries[0].records;
+        assert_eq!(
+            records
+                .iter()
+                .map(|record| record.offset)
+                .collect::<Vec<_>>(),
+            [42, 43]
+        );
+        assert_eq!(records[0].ts, "2026-09-04T10:03:41.918204Z");
+        assert_eq!(records[0].transaction_id, "t1");
+        assert!(answer.entries[1].is_unknown_partition());
+        assert!(rendered.failed);
+        assert_eq!((rendered.records, rendered.payload_bytes), (2, 11));
+    }
+
+    #[test]
+    fn a_damaged_segment_ends_its_entry_and_says_so() {
+        let mut damaged = segment(1, &["2"]);
+        damaged.block = damaged.block.slice(1..);
+        let rendered = render(&[entry(
+            0,
+            vec![segment(0, &["1"]), damaged, segment(2, &["3"])],
+        )]);
+        let answer: queen_protocol::FetchResponse =
+            serde_json::from_slice(&rendered.body).expect("a fetch answer");
+        assert_eq!(answer.entries[0].records.len(), 1);
+        assert_eq!(answer.entries[0].error.as_deref(), Some(UNREADABLE));
+    }
+
+    #[test]
+    fn a_segment_with_another_count_of_records_is_damaged() {
+        let mut wrong = segment(0, &["1", "2"]);
+        wrong.records = 3;
+        let rendered = render(&[entry(0, vec![wrong])]);
+        assert!(rendered.failed && rendered.records == 0);
+    }
+
+    #[test]
+    fn an_entry_ends_at_its_records() {
+        let payloads = vec!["1"; FETCH_RECORDS_PER_ENTRY];
+        let rendered = render(&[entry(
+            5,
+            vec![segment(0, &payloads), segment(10_000, &payloads)],
+        )]);
+        assert_eq!(rendered.records, FETCH_RECORDS_PER_ENTRY as u64);
+    }
+}

@@ -1,0 +1,5 @@
+//! Queues: configuration and listing.
+
+pub mod configure;
+pub mod list;
+pub mod options;
