@@ -19,6 +19,19 @@ pub const MIB: usize = 1_048_576;
 pub const PART_BYTES: usize = 16 * MIB;
 /// Greatest length of an S3 object key, in bytes.
 pub const KEY_BYTES: usize = 1_024;
+/// Greatest length of a name as keys spell it, in bytes; longer ones are hashed.
+pub const ENCODED_NAME_BYTES: usize = 255;
+/// What the longest key of a lake adds to its prefix and sink, in bytes: a per-partition data key
+/// whose queue and partition both have the greatest length.
+pub const KEY_REST_BYTES: usize = "//queue=".len()
+    + ENCODED_NAME_BYTES
+    + "/dt=2026-09-04/hour=10/w-0000000001-1788516000000000-1788516300000000-p-".len()
+    + ENCODED_NAME_BYTES
+    + ".jsonl.zst".len();
+/// Greatest length of a sink's name.
+pub const SINK_CHARS: usize = 64;
+/// Greatest length of an instance's name.
+pub const INSTANCE_CHARS: usize = 255;
 /// First pause before a failed call is tried again; doubles up to [`RETRY_MAX`], with jitter.
 pub const RETRY_MIN: Duration = Duration::from_secs(1);
 /// Longest pause before a failed call is tried again.

@@ -6,4 +6,5 @@ pub mod keys;
 pub mod manifest;
 mod shape;
 
+pub(crate) use shape::spelled;
 pub use shape::{Align, Compression, Format, Layout, Shape};

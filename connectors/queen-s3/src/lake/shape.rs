@@ -1,15 +1,11 @@
 //! How the objects of a window are made: format, compression, layout, alignment.
 
-use std::fmt;
-
-use serde::{Deserialize, Serialize};
-
 use crate::time::Micros;
 
 macro_rules! spelled {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::serde::Serialize, ::serde::Deserialize)]
         pub enum $name {
             $($(#[$vdoc])* #[serde(rename = $text)] $variant),+
         }
@@ -29,13 +25,15 @@ macro_rules! spelled {
             }
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl ::std::fmt::Display for $name {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
                 f.write_str(self.as_str())
             }
         }
     };
 }
+
+pub(crate) use spelled;
 
 spelled! {
     /// The format of data objects.
@@ -150,7 +148,10 @@ mod tests {
         assert_eq!(end.to_string(), "2026-09-04T11:00:00.000000Z");
         assert_eq!(Align::Hour.bucket_start(start), start);
         assert_eq!(Align::Hour.bucket_start(end), end);
-        assert_eq!(Align::Day.bucket_end(at).to_string(), "2026-09-05T00:00:00.000000Z");
+        assert_eq!(
+            Align::Day.bucket_end(at).to_string(),
+            "2026-09-05T00:00:00.000000Z"
+        );
     }
 
     #[test]
