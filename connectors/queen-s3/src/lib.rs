@@ -9,6 +9,7 @@
 pub mod broker;
 pub mod bucket;
 pub mod clock;
+pub mod compute;
 pub mod config;
 pub mod encode;
 pub mod lake;

@@ -42,3 +42,25 @@ pub const UNKNOWN_QUEUE_RETRY: Duration = Duration::from_secs(60);
 pub const DRAIN_WORTH_BYTES: u64 = MIB as u64;
 /// On a stop, a window that has been open this long on the broker's clock is finished.
 pub const DRAIN_WORTH_OPEN_US: i64 = 10_000_000;
+/// Greatest length of a manifest that is read.
+pub const SIDECAR_BYTES: usize = 256 * MIB;
+/// Directories that are listed at a start for objects that no intent names.
+pub const LISTED_BUCKETS: usize = 48;
+/// Record bytes that are handed to the encoder at a time.
+pub const ENCODE_STEP_BYTES: usize = 4 * MIB;
+/// Parts of one multipart upload that are in flight at a time.
+pub const PARTS_IN_FLIGHT: usize = 4;
+/// Rendered bytes that one fetch call aims at, at most.
+pub const FETCH_CALL_BYTES: usize = 16 * MIB;
+/// Rendered bytes that one fetch call aims at, at least.
+pub const FETCH_CALL_LEAST_BYTES: usize = MIB / 4;
+/// Stored bytes that a fetch entry asks for, at least.
+pub const FETCH_ENTRY_LEAST_BYTES: u32 = 4 * 1_024;
+/// Stored bytes that a probe asks for: one record is enough.
+pub const PROBE_BYTES: u32 = 1_024;
+/// How often every partition is listed, to learn which have ended.
+pub const FULL_PASS_EVERY: Duration = Duration::from_secs(3_600);
+/// Partitions that a redo fetches in one call.
+pub const STREAM_ENTRIES: usize = 64;
+/// How long a partition that the broker cannot read is left alone.
+pub const ENTRY_RETRY: Duration = Duration::from_secs(5);

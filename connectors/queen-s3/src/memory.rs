@@ -14,7 +14,10 @@ pub struct MemoryBudget {
 impl MemoryBudget {
     /// A budget of `limit` bytes.
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicUsize::new(0) })
+        Arc::new(Self {
+            limit,
+            used: AtomicUsize::new(0),
+        })
     }
 
     /// The budget, in bytes.
@@ -30,7 +33,10 @@ impl MemoryBudget {
     /// Counts `bytes` until the returned hold is dropped.
     pub fn hold(self: &Arc<Self>, bytes: usize) -> Hold {
         self.used.fetch_add(bytes, Ordering::Relaxed);
-        Hold { budget: Arc::clone(self), bytes }
+        Hold {
+            budget: Arc::clone(self),
+            bytes,
+        }
     }
 }
 

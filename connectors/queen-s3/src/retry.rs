@@ -28,7 +28,10 @@ impl Jitter {
             .without_max_times()
             .with_jitter()
             .with_jitter_seed(seed);
-        Backoff { builder, pauses: builder.build() }
+        Backoff {
+            builder,
+            pauses: builder.build(),
+        }
     }
 }
 
@@ -70,6 +73,9 @@ mod tests {
     #[test]
     fn a_server_that_asks_for_patience_gets_it() {
         let mut backoff = Jitter::new(7).backoff();
-        assert_eq!(backoff.next(Some(Duration::from_secs(30))), Duration::from_secs(30));
+        assert_eq!(
+            backoff.next(Some(Duration::from_secs(30))),
+            Duration::from_secs(30)
+        );
     }
 }

@@ -75,7 +75,10 @@ mod tests {
 
     #[test]
     fn digits_past_the_microsecond_are_cut_and_missing_ones_are_zero() {
-        assert_eq!(Micros::parse("1970-01-01T00:00:01.2345678Z"), Ok(Micros(1_234_567)));
+        assert_eq!(
+            Micros::parse("1970-01-01T00:00:01.2345678Z"),
+            Ok(Micros(1_234_567))
+        );
         assert_eq!(Micros::parse("1970-01-01T00:00:01Z"), Ok(Micros(1_000_000)));
     }
 

@@ -54,7 +54,9 @@ pub enum EncodeError {
 impl ObjectEncoder {
     /// An encoder for one object.
     pub fn new(spec: &ObjectSpec) -> Result<Self, EncodeError> {
-        Ok(Self { inner: jsonl::JsonlEncoder::new(spec)? })
+        Ok(Self {
+            inner: jsonl::JsonlEncoder::new(spec)?,
+        })
     }
 
     /// Appends the records of `chunk`, which belong to `partition` (its raw name).

@@ -41,7 +41,11 @@ pub struct Intent {
 impl Intent {
     /// Number and bounds.
     pub fn bounds(&self) -> WindowBounds {
-        WindowBounds { k: self.k, t_start: Micros(self.t_start), t_end: Micros(self.t_end) }
+        WindowBounds {
+            k: self.k,
+            t_start: Micros(self.t_start),
+            t_end: Micros(self.t_end),
+        }
     }
 
     /// How its objects are made; `align` stands in where the intent names none.

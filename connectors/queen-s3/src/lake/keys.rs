@@ -25,12 +25,23 @@ pub struct WindowBounds {
 impl LakeKeys {
     /// The names of the lake under `prefix` of `sink` for `queue`, both raw.
     pub fn new(prefix: &str, sink: &str, queue: &str) -> Self {
-        Self { prefix: prefix.to_owned(), sink: encode_name(sink), queue: encode_name(queue) }
+        Self {
+            prefix: prefix.to_owned(),
+            sink: encode_name(sink),
+            queue: encode_name(queue),
+        }
     }
 
     /// Key of a data object; `partition` (raw) only in the per-partition layout.
     pub fn data(&self, bounds: WindowBounds, shape: Shape, partition: Option<&str>) -> String {
-        let _ = (bounds, shape, partition, &self.prefix, &self.sink, &self.queue);
+        let _ = (
+            bounds,
+            shape,
+            partition,
+            &self.prefix,
+            &self.sink,
+            &self.queue,
+        );
         unimplemented!()
     }
 

@@ -36,8 +36,7 @@ impl Default for Status {
     }
 }
 
-const WINDOW_RECORDS_BOUNDS: [u64; 8] =
-    [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000];
+const WINDOW_RECORDS_BOUNDS: [u64; 8] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000];
 const WINDOW_BYTES_BOUNDS: [u64; 8] = [
     1 << 10,
     1 << 14,
@@ -59,7 +58,10 @@ impl Status {
     /// Every queue's status, by name.
     pub fn queues(&self) -> Vec<(String, Arc<QueueStatus>)> {
         let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.iter().map(|(name, status)| (name.clone(), Arc::clone(status))).collect()
+        queues
+            .iter()
+            .map(|(name, status)| (name.clone(), Arc::clone(status)))
+            .collect()
     }
 
     /// Notes the broker's latest `safeTime`.
@@ -75,14 +77,23 @@ impl Status {
     /// Counts one S3 request. `op` is `put`, `get`, `head`, `list`, `delete` or a `multipart_*`;
     /// `code` is the HTTP status, 0 when no answer came.
     pub fn s3_request(&self, op: &'static str, code: u16) {
-        let mut requests = self.s3_requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut requests = self
+            .s3_requests
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         *requests.entry((op, code)).or_default() += 1;
     }
 
     /// S3 requests so far: operation, status code, count.
     pub fn s3_requests(&self) -> Vec<(&'static str, u16, u64)> {
-        let requests = self.s3_requests.lock().unwrap_or_else(PoisonError::into_inner);
-        requests.iter().map(|(&(op, code), &count)| (op, code, count)).collect()
+        let requests = self
+            .s3_requests
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        requests
+            .iter()
+            .map(|(&(op, code), &count)| (op, code, count))
+            .collect()
     }
 }
 
@@ -175,7 +186,11 @@ pub struct Histogram {
 impl Histogram {
     fn new(bounds: &'static [u64]) -> Self {
         let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
-        Self { bounds, counts, sum: AtomicU64::new(0) }
+        Self {
+            bounds,
+            counts,
+            sum: AtomicU64::new(0),
+        }
     }
 
     /// Counts `value` in.
@@ -188,7 +203,11 @@ impl Histogram {
     /// Upper bounds, the counts at or below each (not cumulative; the last one is above every
     /// bound), and the sum.
     pub fn snapshot(&self) -> (&'static [u64], Vec<u64>, u64) {
-        let counts = self.counts.iter().map(|count| count.load(Relaxed)).collect();
+        let counts = self
+            .counts
+            .iter()
+            .map(|count| count.load(Relaxed))
+            .collect();
         (self.bounds, counts, self.sum.load(Relaxed))
     }
 }

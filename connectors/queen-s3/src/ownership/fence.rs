@@ -81,7 +81,12 @@ impl Fence {
         Self {
             owner,
             lease,
-            state: Mutex::new(State { lease: version, intent, committed, unresolved: None }),
+            state: Mutex::new(State {
+                lease: version,
+                intent,
+                committed,
+                unresolved: None,
+            }),
             confirmed: StdMutex::new(sent),
             refreshed: Notify::new(),
         }
@@ -94,7 +99,8 @@ impl Fence {
 
     /// Moves the commit pointer. Tries until it is durable or the queue is lost.
     pub async fn write_committed(&self, pointer: &CommitPointer) -> Result<(), Lost> {
-        self.write(Some((Document::Committed, to_value(pointer)))).await
+        self.write(Some((Document::Committed, to_value(pointer))))
+            .await
     }
 
     /// Refreshes the lease for ever; ends when it is lost.
@@ -141,11 +147,17 @@ impl Fence {
     }
 
     fn confirmed(&self) -> Duration {
-        *self.confirmed.lock().unwrap_or_else(PoisonError::into_inner)
+        *self
+            .confirmed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn confirm(&self, sent: Duration) {
-        let mut confirmed = self.confirmed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut confirmed = self
+            .confirmed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         *confirmed = (*confirmed).max(sent);
         drop(confirmed);
         self.refreshed.notify_waiters();
@@ -213,11 +225,15 @@ impl Fence {
         .required();
         let mut operations = vec![lease];
         if let Some((document, value)) = document {
-            let put =
-                KvOperation::put(KV_NAMESPACE, self.key(*document), value.clone(), Expiry::Forever)
-                    .expect("forever is a valid expiry")
-                    .expect(*state.version_of(*document))
-                    .required();
+            let put = KvOperation::put(
+                KV_NAMESPACE,
+                self.key(*document),
+                value.clone(),
+                Expiry::Forever,
+            )
+            .expect("forever is a valid expiry")
+            .expect(*state.version_of(*document))
+            .required();
             operations.push(put);
         }
         operations
@@ -244,7 +260,9 @@ impl Fence {
             }
         };
         let [intent, committed, lease] = [&results[0], &results[1], &results[2]];
-        let Some(held) = present(lease) else { return Standing::Lost(Lost::Expired) };
+        let Some(held) = present(lease) else {
+            return Standing::Lost(Lost::Expired);
+        };
         let held: Option<LeaseDocument> = serde_json::from_value(held.clone()).ok();
         match held {
             Some(held) if held.incarnation == self.owner.identity.incarnation => {}
@@ -262,7 +280,11 @@ impl Fence {
         let Some((document, value)) = wanted else {
             return Standing::Retry;
         };
-        let found = if *document == Document::Intent { intent } else { committed };
+        let found = if *document == Document::Intent {
+            intent
+        } else {
+            committed
+        };
         let expected = state.version_of(*document);
         if version(found) == *expected {
             return Standing::Retry;

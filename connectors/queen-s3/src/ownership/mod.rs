@@ -112,7 +112,9 @@ impl Owner {
         let mut operations = vec![claim];
         operations.extend(self.reads());
         let answer = self.broker.kv(&operations).await?;
-        let KvAnswer::Done(results) = answer else { return Err(ClaimError::Shape) };
+        let KvAnswer::Done(results) = answer else {
+            return Err(ClaimError::Shape);
+        };
         let [claimed, intent, committed, current] = results.as_slice() else {
             return Err(ClaimError::Shape);
         };
@@ -239,8 +241,7 @@ fn read<T: DeserializeOwned>(
 ) -> Result<Option<T>, ClaimError> {
     present(result)
         .map(|value| {
-            T::deserialize(value)
-                .map_err(|source| ClaimError::Document { key: key(), source })
+            T::deserialize(value).map_err(|source| ClaimError::Document { key: key(), source })
         })
         .transpose()
 }

@@ -1,1 +1,366 @@
-//! One queue's task: drives the engine, reads, writes windows, commits.
+//! One queue's task: claims the queue, brings an interrupted window to its end, then reads,
+//! closes and commits windows until it is told to stop or loses the queue.
+//!
+//! [`start`] compares pointer and bucket, [`redo`] repeats an interrupted window, [`session`] is
+//! the running loop, [`commit`] and [`object`] write one window, [`log_stream`] reads the log in
+//! name order for what does not fit in memory.
+
+mod commit;
+mod log_stream;
+mod object;
+mod redo;
+mod session;
+mod start;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::sync::watch;
+use tracing::{error, info, warn};
+
+use crate::broker::{Broker, Name};
+use crate::bucket::Bucket;
+use crate::clock::Clock;
+use crate::compute::Compute;
+use crate::config::{CrashPoint, Start};
+use crate::lake::Shape;
+use crate::lake::documents::CommitPointer;
+use crate::lake::keys::LakeKeys;
+use crate::limits::UNKNOWN_QUEUE_RETRY;
+use crate::memory::MemoryBudget;
+use crate::observe::status::{QueueStatus, Status};
+use crate::ownership::{Claim, ClaimError, Fence, Identity, Lost, Owner};
+use crate::retry::Jitter;
+use crate::time::Micros;
+
+/// What every queue's task shares.
+pub struct Context {
+    /// Queen.
+    pub broker: Arc<dyn Broker>,
+    /// The object store.
+    pub bucket: Arc<dyn Bucket>,
+    /// The machine's clocks.
+    pub clock: Arc<dyn Clock>,
+    /// The buffer budget across queues.
+    pub budget: Arc<MemoryBudget>,
+    /// What `/metrics` and `/healthz` show.
+    pub status: Arc<Status>,
+    /// Pauses between tries.
+    pub jitter: Jitter,
+    /// Who this process is.
+    pub identity: Identity,
+    /// Where long computations run.
+    pub compute: Compute,
+    /// The configuration.
+    pub settings: Settings,
+}
+
+/// The part of the configuration that a queue's task needs; bounds and defaults are those of the
+/// variables.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `QUEEN_S3_PREFIX`.
+    pub prefix: String,
+    /// `QUEEN_S3_SINK`.
+    pub sink: String,
+    /// How new windows' objects are made.
+    pub shape: Shape,
+    /// Where a queue without a pointer starts.
+    pub start: Start,
+    /// Record bytes at which a window closes.
+    pub target_bytes: u64,
+    /// Age at which a window closes.
+    pub max_window: Duration,
+    /// Windows between position checkpoints.
+    pub checkpoint_every: u64,
+    /// Fetch calls in flight per queue.
+    pub fetch_concurrency: usize,
+    /// How often an idle queue asks which partitions moved.
+    pub discovery_interval: Duration,
+    /// What is taken off `safeTime` before a window may close.
+    pub safe_guard: Duration,
+    /// How long a lease lives without a refresh.
+    pub lease_ttl: Duration,
+    /// Greatest size of an object that goes up in one PUT.
+    pub multipart_threshold_bytes: u64,
+    /// Where the process aborts itself.
+    pub crash_at: CrashPoint,
+}
+
+impl Context {
+    /// Aborts the process, as a kill would, when it is configured to at this point.
+    fn crash_point(&self, point: CrashPoint) {
+        if self.settings.crash_at == point {
+            error!(crash_at = %point, "aborting at the configured crash point");
+            std::process::abort();
+        }
+    }
+}
+
+/// One queue as its task knows it.
+struct Task {
+    context: Arc<Context>,
+    queue: Name,
+    keys: LakeKeys,
+    status: Arc<QueueStatus>,
+}
+
+impl Task {
+    fn settings(&self) -> &Settings {
+        &self.context.settings
+    }
+}
+
+/// Where a queue stands between two windows.
+#[derive(Clone, Debug)]
+struct Standing {
+    pointer: CommitPointer,
+    lineage: String,
+}
+
+/// Why work on a queue came to an end.
+#[derive(Debug)]
+enum End {
+    /// The process stops; everything worth it was finished.
+    Drained,
+    /// The queue is another instance's.
+    Lost(Lost),
+    /// The queue is not there; the `safeTime` of the answer that said so.
+    Absent(Micros),
+    /// Nothing can be done until an operator looks.
+    Halted(Halt),
+}
+
+impl From<Lost> for End {
+    fn from(lost: Lost) -> Self {
+        Self::Lost(lost)
+    }
+}
+
+impl From<Halt> for End {
+    fn from(halt: Halt) -> Self {
+        Self::Halted(halt)
+    }
+}
+
+/// What stops a queue until an operator has looked.
+#[derive(Debug, Error)]
+enum Halt {
+    #[error(
+        "{key} belongs to another lake (lineage {theirs}, ours is {ours}): two sinks write to \
+         the same prefix; give one of them another QUEEN_S3_SINK or QUEEN_S3_PREFIX"
+    )]
+    OtherLineage {
+        key: String,
+        theirs: String,
+        ours: String,
+    },
+    #[error(
+        "{key} is there, but no intent names window {k}: the key/value store is older than the \
+         lake (restored or failed over); move the object away, or restore the newer documents"
+    )]
+    UnnamedObject { key: String, k: u64 },
+    #[error(
+        "the lake holds manifests ({key}) but the key/value store has no commit pointer: run \
+         `queen-s3 adopt` to continue this lake, or choose another QUEEN_S3_SINK"
+    )]
+    LakeWithoutPointer { key: String },
+    #[error("{key} is there with other content than window {k} has: {detail}")]
+    ObjectDiffers { key: String, k: u64, detail: String },
+    #[error("{key} does not read as a manifest: {detail}")]
+    BadManifest { key: String, detail: String },
+    #[error("{0}")]
+    Documents(#[from] ClaimError),
+    #[error("a window could not be encoded: {0}")]
+    Encode(#[from] crate::encode::EncodeError),
+}
+
+/// Mirrors `queue` until `stop` turns true. Never fails: what goes wrong is logged, shown by
+/// status and tried again.
+///
+/// `absent_since`: the `safeTime` of an answer in which this process saw that the queue was not
+/// there, so that a queue made later is mirrored from its first record.
+pub async fn run(
+    context: Arc<Context>,
+    queue: Name,
+    absent_since: Option<Micros>,
+    stop: watch::Receiver<bool>,
+) {
+    let settings = &context.settings;
+    let keys = LakeKeys::new(&settings.prefix, &settings.sink, &queue);
+    let task = Task {
+        status: context.status.queue(&queue),
+        context: Arc::clone(&context),
+        queue,
+        keys,
+    };
+    task.run(absent_since, stop).await;
+}
+
+/// Waits until the process is told to stop.
+async fn stopping(stop: &mut watch::Receiver<bool>) {
+    if stop.wait_for(|stopping| *stopping).await.is_err() {
+        // Nobody is left who could ask for a stop.
+        std::future::pending::<()>().await;
+    }
+}
+
+impl Task {
+    async fn run(&self, mut absent_since: Option<Micros>, mut stop: watch::Receiver<bool>) {
+        let owner = self.owner();
+        let mut takeover = true;
+        let mut was_held = false;
+        while !*stop.borrow() {
+            let claimed = tokio::select! {
+                biased;
+                () = stopping(&mut stop) => return,
+                claimed = self.claim(&owner, takeover) => claimed,
+            };
+            let (pause, end) = match claimed {
+                Ok(Claim::Owned(fence, documents)) => {
+                    takeover = false;
+                    was_held = false;
+                    self.status.owned.store(true, Relaxed);
+                    info!(queue = %self.queue, "queue claimed");
+                    let end = self.owned(&fence, documents, absent_since, &mut stop).await;
+                    if !matches!(end, End::Lost(_)) {
+                        fence.release().await;
+                    }
+                    (owner.ttl, end)
+                }
+                Ok(Claim::Held(instance)) => {
+                    takeover = false;
+                    self.status.owned.store(false, Relaxed);
+                    if !std::mem::replace(&mut was_held, true) {
+                        info!(queue = %self.queue, %instance, "queue is held by another instance");
+                    }
+                    self.pause(owner.ttl, &mut stop).await;
+                    continue;
+                }
+                Err(error) => (owner.ttl, End::Halted(Halt::Documents(error))),
+            };
+            let pause = self.ended(end, pause, &mut absent_since);
+            self.pause(pause, &mut stop).await;
+        }
+    }
+
+    /// Notes how the work ended, and answers how long to wait before it begins again.
+    fn ended(&self, end: End, ttl: Duration, absent_since: &mut Option<Micros>) -> Duration {
+        let queue = &self.queue;
+        match end {
+            End::Drained => Duration::ZERO,
+            End::Lost(Lost::Expired) => {
+                warn!(%queue, "the lease expired before it could be refreshed; claiming it again");
+                Duration::ZERO
+            }
+            End::Lost(lost) => {
+                self.status.owned.store(false, Relaxed);
+                warn!(%queue, %lost, "work on the queue ends; looking again after the lease's TTL");
+                ttl
+            }
+            End::Absent(safe_time) => {
+                self.status.present.store(false, Relaxed);
+                *absent_since = Some(safe_time);
+                UNKNOWN_QUEUE_RETRY
+            }
+            End::Halted(halt) => {
+                self.status.stopped.store(true, Relaxed);
+                error!(%queue, error = %halt, "the queue is stopped and looked at again later");
+                ttl
+            }
+        }
+    }
+
+    async fn pause(&self, pause: Duration, stop: &mut watch::Receiver<bool>) {
+        tokio::select! {
+            biased;
+            () = stopping(stop) => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+
+    /// Claims, trying again while Queen cannot be asked.
+    async fn claim(&self, owner: &Owner, takeover: bool) -> Result<Claim, ClaimError> {
+        let mut backoff = self.context.jitter.backoff();
+        let mut sampled = crate::observe::sampled::Sampled::default();
+        loop {
+            let error = match owner.claim(takeover).await {
+                Err(ClaimError::Broker(error)) => error,
+                other => return other,
+            };
+            if let Some(suppressed) = sampled.failure() {
+                let queue = &self.queue;
+                warn!(%queue, %error, suppressed, "the queue could not be claimed; trying again");
+            }
+            tokio::time::sleep(backoff.next(error.retry_after())).await;
+        }
+    }
+
+    fn owner(&self) -> Owner {
+        let context = &self.context;
+        Owner {
+            broker: Arc::clone(&context.broker),
+            clock: Arc::clone(&context.clock),
+            status: Arc::clone(&context.status),
+            jitter: context.jitter.clone(),
+            keys: self.keys.clone(),
+            identity: context.identity.clone(),
+            ttl: Owner::stored_ttl(context.settings.lease_ttl),
+        }
+    }
+
+    /// Works on the queue for as long as it is this process's.
+    async fn owned(
+        &self,
+        fence: &Fence,
+        documents: crate::ownership::Documents,
+        absent_since: Option<Micros>,
+        stop: &mut watch::Receiver<bool>,
+    ) -> End {
+        let work = async {
+            let mut stopped = stop.clone();
+            let established = tokio::select! {
+                biased;
+                () = stopping(&mut stopped) => return End::Drained,
+                established = self.establish(fence, documents, absent_since) => established,
+            };
+            let (mut standing, mut pending) = match established {
+                Ok(established) => established,
+                Err(end) => return end,
+            };
+            self.status.stopped.store(false, Relaxed);
+            if pending.is_some() {
+                // The intent is found, not written here: another process may be writing its
+                // objects in the belief that it owns the queue, for one TTL at most.
+                let mut stop = stop.clone();
+                self.pause(Owner::stored_ttl(self.settings().lease_ttl), &mut stop)
+                    .await;
+                if *stop.borrow() {
+                    return End::Drained;
+                }
+            }
+            loop {
+                if let Some(intent) = pending.take() {
+                    match self.redo(fence, &standing, intent).await {
+                        Ok(moved) => standing = moved,
+                        Err(end) => return end,
+                    }
+                }
+                match self.session(fence, standing, stop.clone()).await {
+                    session::Outcome::End(end) => return end,
+                    session::Outcome::Redo(moved, intent) => {
+                        standing = moved;
+                        pending = Some(intent);
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            lost = fence.keep() => End::Lost(lost),
+            end = work => end,
+        }
+    }
+}

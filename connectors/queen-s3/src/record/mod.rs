@@ -53,7 +53,11 @@ impl Batch {
 
     /// The escaped transaction id of `record`, without its quotes.
     pub fn transaction_id(&self, record: &RecordIndex) -> &[u8] {
-        slice(&self.body, record.transaction_id_start, record.transaction_id_len)
+        slice(
+            &self.body,
+            record.transaction_id_start,
+            record.transaction_id_len,
+        )
     }
 
     /// The payload's JSON text of `record`, as the broker sent it.
@@ -109,7 +113,10 @@ impl Chunk {
             })
             .collect();
         let end = index.len() as u32;
-        Self { batch: Batch::new(body, index, budget), range: 0..end }
+        Self {
+            batch: Batch::new(body, index, budget),
+            range: 0..end,
+        }
     }
 
     /// The stretch of the body that the records' slices lie in.

@@ -78,7 +78,10 @@ impl Engine {
                 return Some(Close::Idle(bound));
             }
             let t_start = self.cut.max(self.policy.align.bucket_start(bound.back(1)));
-            return Some(Close::Window(self.take(Bounds { t_start, t_end: bound })));
+            return Some(Close::Window(self.take(Bounds {
+                t_start,
+                t_end: bound,
+            })));
         };
         let t_start = self.cut.max(self.policy.align.bucket_start(first));
         let bucket_end = self.policy.align.bucket_end(first);
@@ -88,7 +91,10 @@ impl Engine {
         if full.is_none() && !whole_bucket && !aged && !self.pressed(press, limit) {
             return None;
         }
-        Some(Close::Window(self.take(Bounds { t_start, t_end: full.unwrap_or(limit) })))
+        Some(Close::Window(self.take(Bounds {
+            t_start,
+            t_end: full.unwrap_or(limit),
+        })))
     }
 
     /// Bounds of a window whose records are not to be taken from the buffer but read again as a
@@ -96,8 +102,14 @@ impl Engine {
     /// cannot be closed otherwise.
     pub fn oversized(&self) -> Option<(Micros, Micros)> {
         let settled = self.safe?.back(self.policy.guard_us);
-        let first = self.bytes_at.first_key_value().map_or(Micros::MAX, |(at, _)| *at);
-        let unread = self.behind.first().map_or(Micros::MAX, |(frontier, _)| *frontier);
+        let first = self
+            .bytes_at
+            .first_key_value()
+            .map_or(Micros::MAX, |(at, _)| *at);
+        let unread = self
+            .behind
+            .first()
+            .map_or(Micros::MAX, |(frontier, _)| *frontier);
         let at = first.min(unread);
         if at == Micros::MIN || at == Micros::MAX {
             return None;
@@ -111,7 +123,10 @@ impl Engine {
     /// At or below every frontier, and final.
     fn close_bound(&self) -> Option<Micros> {
         let settled = self.safe?.back(self.policy.guard_us);
-        let frontier = self.behind.first().map_or(Micros::MAX, |(frontier, _)| *frontier);
+        let frontier = self
+            .behind
+            .first()
+            .map_or(Micros::MAX, |(frontier, _)| *frontier);
         Some(settled.min(frontier))
     }
 
@@ -201,7 +216,9 @@ impl Engine {
     /// dropped or only the earliest instant is left; they are read again later. Answers the record
     /// bytes dropped.
     pub fn shed(&mut self, bytes: u64, budget: &Arc<MemoryBudget>) -> u64 {
-        let Some(from) = self.shed_from(bytes) else { return 0 };
+        let Some(from) = self.shed_from(bytes) else {
+            return 0;
+        };
         let before = self.buffered_bytes;
         let buffered: Vec<PartitionId> = self.buffers.keys().copied().collect();
         for id in buffered {
@@ -230,14 +247,23 @@ impl Engine {
         if flags.ended || flags.reborn {
             return;
         }
-        let from = self.life_starts.get(&id).map_or(from, |start| from.max(*start));
-        let Some(buffer) = self.buffers.get_mut(&id) else { return };
+        let from = self
+            .life_starts
+            .get(&id)
+            .map_or(from, |start| from.max(*start));
+        let Some(buffer) = self.buffers.get_mut(&id) else {
+            return;
+        };
         let dropped = buffer.take_from(from);
         if buffer.chunks.is_empty() {
             self.buffers.remove(&id);
             self.life_starts.remove(&id);
         }
-        let Some(first) = dropped.first().and_then(|chunk| chunk.records().first()).copied() else {
+        let Some(first) = dropped
+            .first()
+            .and_then(|chunk| chunk.records().first())
+            .copied()
+        else {
             return;
         };
         let name = self.partition(id).name.clone();
@@ -260,9 +286,16 @@ impl Engine {
         for chunk in self.buffers.values().flat_map(|buffer| &buffer.chunks) {
             *live.entry(Arc::as_ptr(&chunk.batch)).or_default() += chunk.span_bytes();
         }
-        for chunk in self.buffers.values_mut().flat_map(|buffer| &mut buffer.chunks) {
+        for chunk in self
+            .buffers
+            .values_mut()
+            .flat_map(|buffer| &mut buffer.chunks)
+        {
             let held = chunk.batch.held_bytes();
-            if live.get(&Arc::as_ptr(&chunk.batch)).is_some_and(|live| live * 2 < held) {
+            if live
+                .get(&Arc::as_ptr(&chunk.batch))
+                .is_some_and(|live| live * 2 < held)
+            {
                 *chunk = chunk.compacted(budget);
             }
         }
@@ -274,5 +307,9 @@ fn late_range(name: &Name, chunk: &Chunk, t_start: Micros) -> Option<OffsetRange
     let records = chunk.records();
     let late = &records[..records.partition_point(|record| record.ts < t_start)];
     let (first, last) = (late.first()?, late.last()?);
-    Some(OffsetRange { partition: name.to_string(), from: first.offset, to: last.offset })
+    Some(OffsetRange {
+        partition: name.to_string(),
+        from: first.offset,
+        to: last.offset,
+    })
 }

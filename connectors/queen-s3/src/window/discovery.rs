@@ -52,7 +52,9 @@ impl Engine {
             listed: 0,
         });
         let known = self.safe.unwrap_or(self.cut);
-        PassRequest { since: (!full).then(|| known.back(CHANGED_SINCE_SLACK_US)) }
+        PassRequest {
+            since: (!full).then(|| known.back(CHANGED_SINCE_SLACK_US)),
+        }
     }
 
     /// Notes that a page is asked for now: its answer speaks of no earlier instant.
@@ -62,7 +64,9 @@ impl Engine {
 
     /// Takes in a page of the pass under way.
     pub fn page(&mut self, safe_time: Micros, partitions: &[ListedPartition]) {
-        let Some(running) = &mut self.pass.running else { return };
+        let Some(running) = &mut self.pass.running else {
+            return;
+        };
         running.safe = running.safe.min(safe_time);
         running.listed += partitions.len() as u64;
         for listed in partitions {
@@ -77,9 +81,14 @@ impl Engine {
             self.drop_ended(running.began_at);
         }
         self.release_suspects(running.began_at);
-        self.safe = Some(self.safe.map_or(running.safe, |safe| safe.max(running.safe)));
+        self.safe = Some(
+            self.safe
+                .map_or(running.safe, |safe| safe.max(running.safe)),
+        );
         self.opened = self.opened.or(self.safe);
-        Some(PassSummary { listed: running.listed })
+        Some(PassSummary {
+            listed: running.listed,
+        })
     }
 
     /// Gives the pass under way up; what its pages named stays known.
@@ -99,7 +108,11 @@ impl Engine {
         let watermark = listed.last_offset + 1;
         // Without a boundary to look for, reading begins at the log's start.
         let seek = Seek::new(listed.log_start, watermark.max(listed.log_start));
-        let position = if self.cut <= Micros::ZERO { Some(listed.log_start) } else { seek.settled() };
+        let position = if self.cut <= Micros::ZERO {
+            Some(listed.log_start)
+        } else {
+            seek.settled()
+        };
         let generation = self.next_generation();
         let id = self.track(Partition {
             name: listed.name.clone(),
@@ -111,7 +124,10 @@ impl Engine {
             generation,
             moved_at: now,
             named_at: now,
-            flags: Flags { skipping: self.cut > Micros::ZERO, ..Flags::default() },
+            flags: Flags {
+                skipping: self.cut > Micros::ZERO,
+                ..Flags::default()
+            },
         });
         if position.is_none() {
             self.seeks.insert(id, seek);
@@ -126,7 +142,8 @@ impl Engine {
         let other_id = matches!((partition.id, listed.id), (Some(old), Some(new)) if old != new);
         // Comparable only when nothing moved since the page was asked for.
         let comparable = partition.moved_at < now;
-        let shrunk = listed.id.is_none() && comparable && listed.last_offset < partition.position - 1;
+        let shrunk =
+            listed.id.is_none() && comparable && listed.last_offset < partition.position - 1;
         if other_id || shrunk {
             self.begin_life(id, listed);
             return;
@@ -177,15 +194,20 @@ impl Engine {
         partition.last_ts = Micros::MIN;
         partition.moved_at = now;
         // Its records all lie above the former life's, so none is from an earlier window.
-        partition.flags = Flags { reborn: true, ..Flags::default() };
+        partition.flags = Flags {
+            reborn: true,
+            ..Flags::default()
+        };
         self.log_starts_at(id, listed.log_start);
     }
 
     /// A life of a partition is over: what was not read of it is lost, and answers to requests
     /// that are out are void.
     fn end_life(&mut self, id: PartitionId) {
-        let first_unread =
-            self.seeks.remove(&id).map_or(self.partition(id).position, |seek| seek.lo());
+        let first_unread = self
+            .seeks
+            .remove(&id)
+            .map_or(self.partition(id).position, |seek| seek.lo());
         let listed_end = self.partition(id).listed_end;
         self.note_lost(id, first_unread, listed_end - 1);
         let generation = self.next_generation();

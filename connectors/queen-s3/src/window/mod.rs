@@ -144,16 +144,24 @@ impl Engine {
     }
 
     fn partition(&self, id: PartitionId) -> &Partition {
-        self.partitions[id.0 as usize].as_ref().expect("an id is handed out while it is tracked")
+        self.partitions[id.0 as usize]
+            .as_ref()
+            .expect("an id is handed out while it is tracked")
     }
 
     fn partition_mut(&mut self, id: PartitionId) -> &mut Partition {
-        self.partitions[id.0 as usize].as_mut().expect("an id is handed out while it is tracked")
+        self.partitions[id.0 as usize]
+            .as_mut()
+            .expect("an id is handed out while it is tracked")
     }
 
     /// The bound below which `id` has no unread record, when it has any.
     fn frontier(&self, id: PartitionId) -> Micros {
-        if self.seeks.contains_key(&id) { Micros::MIN } else { self.partition(id).last_ts }
+        if self.seeks.contains_key(&id) {
+            Micros::MIN
+        } else {
+            self.partition(id).last_ts
+        }
     }
 
     /// Changes a partition and keeps the two ordered sets in step with it.
@@ -198,7 +206,11 @@ impl Engine {
     fn note_lost(&mut self, id: PartitionId, from: i64, to: i64) {
         if from <= to {
             let partition = self.partition(id).name.to_string();
-            self.lost.push(OffsetRange { partition, from, to });
+            self.lost.push(OffsetRange {
+                partition,
+                from,
+                to,
+            });
         }
     }
 }

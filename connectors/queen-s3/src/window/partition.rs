@@ -66,11 +66,6 @@ pub(super) struct PartitionBuffer {
 }
 
 impl PartitionBuffer {
-    /// Offset of the first buffered record.
-    pub(super) fn first_offset(&self) -> Option<i64> {
-        self.chunks.front()?.records().first().map(|record| record.offset)
-    }
-
     /// Takes the records below `end` out, in order.
     pub(super) fn take_below(&mut self, end: Micros) -> Vec<Chunk> {
         let mut taken = Vec::new();
@@ -80,7 +75,10 @@ impl PartitionBuffer {
                 break;
             }
             let middle = chunk.range.start + below;
-            taken.push(Chunk { batch: chunk.batch.clone(), range: chunk.range.start..middle });
+            taken.push(Chunk {
+                batch: chunk.batch.clone(),
+                range: chunk.range.start..middle,
+            });
             if middle < chunk.range.end {
                 chunk.range.start = middle;
                 break;
@@ -99,7 +97,10 @@ impl PartitionBuffer {
             if middle == chunk.range.end {
                 break;
             }
-            taken.push_front(Chunk { batch: chunk.batch.clone(), range: middle..chunk.range.end });
+            taken.push_front(Chunk {
+                batch: chunk.batch.clone(),
+                range: middle..chunk.range.end,
+            });
             if below > 0 {
                 chunk.range.end = middle;
                 break;

@@ -33,7 +33,7 @@ pub enum ReadResult {
     Nothing,
     /// The answer contradicts what is known; the partition waits for a complete pass.
     Suspect(&'static str),
-    /// The broker named an error; worth another try later.
+    /// The broker named an error; the request stays out until it is given back.
     Error(EntryError),
 }
 
@@ -42,21 +42,36 @@ impl Engine {
     /// taken in by [`Engine::read`] or given back by [`Engine::unread`].
     pub fn next_reads(&mut self, max: usize) -> Vec<ReadRequest> {
         let chosen: Vec<PartitionId> = self.ready.iter().take(max).map(|(_, id)| *id).collect();
-        chosen
-            .into_iter()
-            .map(|id| {
-                self.update(id, |engine| engine.partition_mut(id).flags.busy = true);
-                let partition = self.partition(id);
-                let seek = self.seeks.get(&id);
-                ReadRequest {
-                    id,
-                    name: partition.name.clone(),
-                    offset: seek.map_or(partition.position, |seek| seek.probe()),
-                    probe: seek.is_some(),
-                    generation: partition.generation,
-                }
+        chosen.into_iter().map(|id| self.request(id)).collect()
+    }
+
+    /// Up to `max` partitions whose reading position is still looked for, as
+    /// [`Engine::next_reads`].
+    pub fn next_probes(&mut self, max: usize) -> Vec<ReadRequest> {
+        let chosen: Vec<PartitionId> = self
+            .seeks
+            .keys()
+            .copied()
+            .filter(|id| {
+                let flags = self.partition(*id).flags;
+                !flags.busy && !flags.suspect
             })
-            .collect()
+            .take(max)
+            .collect();
+        chosen.into_iter().map(|id| self.request(id)).collect()
+    }
+
+    fn request(&mut self, id: PartitionId) -> ReadRequest {
+        self.update(id, |engine| engine.partition_mut(id).flags.busy = true);
+        let partition = self.partition(id);
+        let seek = self.seeks.get(&id);
+        ReadRequest {
+            id,
+            name: partition.name.clone(),
+            offset: seek.map_or(partition.position, |seek| seek.probe()),
+            probe: seek.is_some(),
+            generation: partition.generation,
+        }
     }
 
     /// Gives a request back unanswered: nothing changes, and it may be asked again.
@@ -79,8 +94,11 @@ impl Engine {
         }
         let id = request.id;
         self.update(id, |engine| {
-            engine.partition_mut(id).flags.busy = false;
-            engine.answer(request, batch, entry)
+            let result = engine.answer(request, batch, entry);
+            if !matches!(result, ReadResult::Error(_)) {
+                engine.partition_mut(id).flags.busy = false;
+            }
+            result
         })
     }
 
@@ -106,7 +124,10 @@ impl Engine {
             }
             return self.suspect(id, "its log ends below the offset that was read up to");
         }
-        let chunk = Chunk { batch: Arc::clone(batch), range: entry.records.clone() };
+        let chunk = Chunk {
+            batch: Arc::clone(batch),
+            range: entry.records.clone(),
+        };
         let Some(first) = chunk.records().first().copied() else {
             if entry.high_watermark <= request.offset {
                 return self.suspect(id, "its watermark is below the one shown before");
@@ -149,9 +170,10 @@ impl Engine {
     fn take_in(&mut self, id: PartitionId, mut chunk: Chunk, high_watermark: i64) {
         let cut = self.cut;
         let now = self.pass.pages;
-        let (Some(first), Some(last)) =
-            (chunk.records().first().copied(), chunk.records().last().copied())
-        else {
+        let (Some(first), Some(last)) = (
+            chunk.records().first().copied(),
+            chunk.records().last().copied(),
+        ) else {
             return;
         };
         if std::mem::take(&mut self.partition_mut(id).flags.reborn) {
@@ -159,7 +181,10 @@ impl Engine {
         }
         let partition = self.partition_mut(id);
         partition.position = last.offset + 1;
-        partition.watermark = partition.watermark.max(high_watermark).max(partition.position);
+        partition.watermark = partition
+            .watermark
+            .max(high_watermark)
+            .max(partition.position);
         partition.last_ts = partition.last_ts.max(last.ts);
         partition.moved_at = now;
         if partition.flags.skipping {
@@ -177,7 +202,9 @@ impl Engine {
     /// Records buffered at or above the new life's first `ts` were read of the new life under the
     /// former one's name: they are read again at their true offsets.
     fn separate_lives(&mut self, id: PartitionId, first_ts: Micros) {
-        let Some(buffer) = self.buffers.get_mut(&id) else { return };
+        let Some(buffer) = self.buffers.get_mut(&id) else {
+            return;
+        };
         let misread = buffer.take_from(first_ts);
         let emptied = buffer.chunks.is_empty();
         let name = self.partition(id).name.clone();
@@ -197,8 +224,14 @@ impl Engine {
         while start < chunk.range.end {
             let rest = &chunk.batch.index()[start as usize..chunk.range.end as usize];
             let Some(first) = rest.first() else { return };
-            let same = rest.iter().take_while(|record| record.ts == first.ts).count() as u32;
-            let run = Chunk { batch: Arc::clone(&chunk.batch), range: start..start + same };
+            let same = rest
+                .iter()
+                .take_while(|record| record.ts == first.ts)
+                .count() as u32;
+            let run = Chunk {
+                batch: Arc::clone(&chunk.batch),
+                range: start..start + same,
+            };
             let bytes = record_bytes(name, &run);
             let at = first.ts.max(self.cut);
             if inwards {

@@ -31,7 +31,12 @@ pub(super) enum Probe {
 impl Seek {
     /// A search among the offsets from `log_start` up to, not including, `watermark`.
     pub(super) fn new(log_start: i64, watermark: i64) -> Self {
-        Self { lo: log_start, hi: watermark, step: FIRST_STEP, galloping: true }
+        Self {
+            lo: log_start,
+            hi: watermark,
+            step: FIRST_STEP,
+            galloping: true,
+        }
     }
 
     /// The first offset that may be the one sought.
@@ -47,7 +52,11 @@ impl Seek {
     /// The offset to look at next; strictly between what is known on both sides.
     pub(super) fn probe(&self) -> i64 {
         let middle = self.lo + (self.hi - self.lo) / 2;
-        if self.galloping { middle.max(self.hi - self.step) } else { middle }
+        if self.galloping {
+            middle.max(self.hi - self.step)
+        } else {
+            middle
+        }
     }
 
     /// Takes in the record seen at the probe: the first one at or past the offset asked for.

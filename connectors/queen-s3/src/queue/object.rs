@@ -1,0 +1,386 @@
+//! One object on its way into the bucket: encoded as records come, in one PUT or in parts.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+
+use bytes::{Bytes, BytesMut};
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt};
+use futures::{FutureExt, TryStreamExt, select_biased};
+use md5::{Digest, Md5};
+use sha2::Sha256;
+use tracing::{debug, warn};
+
+use super::{End, Halt, Task};
+use crate::broker::Name;
+use crate::bucket::{BucketError, ObjectBody, ObjectInfo};
+use crate::encode::{EncodeError, ObjectEncoder, ObjectSpec, ObjectSummary};
+use crate::limits::{ENCODE_STEP_BYTES, PARTS_IN_FLIGHT};
+use crate::ownership::Fence;
+use crate::record::Chunk;
+
+/// Why an object did not get written.
+pub(super) enum Trouble {
+    /// The store forgot the upload: the object has to be built again.
+    Restart,
+    /// Work on the queue ends.
+    End(End),
+}
+
+impl<T: Into<End>> From<T> for Trouble {
+    fn from(end: T) -> Self {
+        Self::End(end.into())
+    }
+}
+
+impl From<EncodeError> for End {
+    fn from(error: EncodeError) -> Self {
+        Self::Halted(Halt::Encode(error))
+    }
+}
+
+type PartUpload<'a> = BoxFuture<'a, (u16, Option<String>)>;
+
+/// Encodes records and uploads what comes out, while more records come.
+pub(super) struct ObjectWriter<'a> {
+    task: &'a Task,
+    fence: &'a Fence,
+    key: String,
+    k: u64,
+    /// An object found under the key: nothing is uploaded, what is built must equal it.
+    existing: Option<ObjectInfo>,
+    encoder: Option<ObjectEncoder>,
+    waiting: Vec<(Name, Chunk)>,
+    waiting_bytes: usize,
+    /// Encoded parts that are not handed to an upload.
+    parts: Vec<Bytes>,
+    upload_id: Option<String>,
+    uploads: FuturesUnordered<PartUpload<'a>>,
+    /// ETags of finished parts; `None` where the store forgot the upload.
+    etags: BTreeMap<u16, Option<String>>,
+    next_part: u16,
+}
+
+impl<'a> ObjectWriter<'a> {
+    /// A writer for window `k`'s object `key`. With `look_first` an object that is already there
+    /// is compared and left alone.
+    pub(super) async fn new(
+        task: &'a Task,
+        fence: &'a Fence,
+        key: String,
+        k: u64,
+        spec: &ObjectSpec,
+        look_first: bool,
+    ) -> Result<Self, Trouble> {
+        let existing = if look_first {
+            task.persist("head", || task.context.bucket.head(&key))
+                .await
+        } else {
+            None
+        };
+        Ok(Self {
+            task,
+            fence,
+            key,
+            k,
+            existing,
+            encoder: Some(ObjectEncoder::new(spec)?),
+            waiting: Vec::new(),
+            waiting_bytes: 0,
+            parts: Vec::new(),
+            upload_id: None,
+            uploads: FuturesUnordered::new(),
+            etags: BTreeMap::new(),
+            next_part: 1,
+        })
+    }
+
+    /// The object's key.
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Appends records of `partition`.
+    pub(super) async fn push(&mut self, partition: &Name, chunk: Chunk) -> Result<(), Trouble> {
+        self.waiting_bytes += chunk.span_bytes();
+        self.waiting.push((partition.clone(), chunk));
+        if self.waiting_bytes >= ENCODE_STEP_BYTES {
+            self.encode().await
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Ends the object: when this returns it is in the bucket, whole.
+    pub(super) async fn finish(mut self) -> Result<ObjectSummary, Trouble> {
+        self.encode().await?;
+        let encoder = self
+            .encoder
+            .take()
+            .expect("the encoder is in place between two steps");
+        let (tail, summary) = self.compute(move || encoder.finish()).await?;
+        if let Some(existing) = self.existing.take() {
+            self.compare(&existing, &summary).await?;
+            return Ok(summary);
+        }
+        let threshold = self.task.settings().multipart_threshold_bytes;
+        if self.upload_id.is_none() && summary.bytes <= threshold {
+            let mut pieces = std::mem::take(&mut self.parts);
+            pieces.extend(tail);
+            self.put(ObjectBody {
+                pieces,
+                md5: summary.md5,
+            })
+            .await;
+            return Ok(summary);
+        }
+        self.parts.extend(concat(tail));
+        self.upload_parts().await;
+        self.drain_uploads(0).await;
+        self.complete(summary.bytes).await?;
+        Ok(summary)
+    }
+
+    async fn encode(&mut self) -> Result<(), Trouble> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let chunks = std::mem::take(&mut self.waiting);
+        self.waiting_bytes = 0;
+        let mut encoder = self
+            .encoder
+            .take()
+            .expect("the encoder is in place between two steps");
+        let (encoder, parts) = self
+            .compute(move || {
+                let mut parts = Vec::new();
+                for (partition, chunk) in &chunks {
+                    encoder.push(partition, chunk)?;
+                    parts.extend(std::iter::from_fn(|| encoder.take_part()));
+                }
+                Ok::<_, EncodeError>((encoder, parts))
+            })
+            .await?;
+        self.encoder = Some(encoder);
+        if self.existing.is_some() {
+            return Ok(());
+        }
+        self.parts.extend(parts);
+        let held: u64 = self.parts.iter().map(|part| part.len() as u64).sum();
+        if self.upload_id.is_some() || held > self.task.settings().multipart_threshold_bytes {
+            self.upload_parts().await;
+        }
+        Ok(())
+    }
+
+    /// Runs `work` off the async threads while the uploads under way go on.
+    async fn compute<T: Send + 'static>(&mut self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let work = self.task.context.compute.run(work);
+        alongside(work, &mut self.uploads, &mut self.etags).await
+    }
+
+    async fn put(&mut self, body: ObjectBody) {
+        let bucket = &self.task.context.bucket;
+        self.task
+            .persist("put", || async {
+                self.fence.permitted().await;
+                bucket.put(&self.key, body.clone()).await
+            })
+            .await;
+    }
+
+    /// Hands every part in hand to an upload of its own, a few at a time.
+    async fn upload_parts(&mut self) {
+        let (task, fence) = (self.task, self.fence);
+        let upload_id = match &self.upload_id {
+            Some(upload_id) => upload_id.clone(),
+            None => {
+                let key = self.key.clone();
+                let bucket = &task.context.bucket;
+                let created = task.persist("multipart_create", || bucket.create_multipart(&key));
+                let created = alongside(created, &mut self.uploads, &mut self.etags).await;
+                self.upload_id.insert(created).clone()
+            }
+        };
+        for part in std::mem::take(&mut self.parts) {
+            self.drain_uploads(PARTS_IN_FLIGHT - 1).await;
+            let number = self.next_part;
+            self.next_part += 1;
+            let (key, upload_id) = (self.key.clone(), upload_id.clone());
+            self.uploads.push(
+                async move {
+                    let bucket = &task.context.bucket;
+                    let etag = task
+                        .persist("multipart_part", || async {
+                            fence.permitted().await;
+                            match bucket
+                                .upload_part(&key, &upload_id, number, part.clone())
+                                .await
+                            {
+                                Ok(etag) => Ok(Some(etag)),
+                                Err(error) if error.no_such_upload() => Ok(None),
+                                Err(error) => Err(error),
+                            }
+                        })
+                        .await;
+                    (number, etag)
+                }
+                .boxed(),
+            );
+        }
+    }
+
+    /// Waits until at most `left` part uploads are under way.
+    async fn drain_uploads(&mut self, left: usize) {
+        while self.uploads.len() > left {
+            if let Some((number, etag)) = self.uploads.next().await {
+                self.etags.insert(number, etag);
+            }
+        }
+    }
+
+    async fn complete(&mut self, size: u64) -> Result<(), Trouble> {
+        let bucket = &self.task.context.bucket;
+        let upload_id = self
+            .upload_id
+            .take()
+            .expect("parts were uploaded under an id");
+        let etags: Option<Vec<String>> = std::mem::take(&mut self.etags).into_values().collect();
+        let Some(etags) = etags else {
+            return Err(Trouble::Restart);
+        };
+        let mut backoff = self.task.context.jitter.backoff();
+        loop {
+            self.fence.permitted().await;
+            let error = match bucket
+                .complete_multipart(&self.key, &upload_id, &etags)
+                .await
+            {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            warn!(queue = %self.task.queue, %error, "an upload could not be completed");
+            // The answer may be all that was lost.
+            let found = self.task.persist("head", || bucket.head(&self.key)).await;
+            if found.is_some_and(|found| is_upload(&found, size, &etags)) {
+                return Ok(());
+            }
+            if error.no_such_upload() {
+                return Err(Trouble::Restart);
+            }
+            tokio::time::sleep(backoff.next(error.retry_after())).await;
+        }
+    }
+
+    /// Whether the object found is the one that was built.
+    async fn compare(&mut self, found: &ObjectInfo, built: &ObjectSummary) -> Result<(), Trouble> {
+        let (key, k) = (self.key.clone(), self.k);
+        let differs = |detail: String| Trouble::from(Halt::ObjectDiffers { key, k, detail });
+        if found.size != built.bytes {
+            let (found, built) = (found.size, built.bytes);
+            return Err(differs(format!(
+                "it has {found} bytes where {built} were built"
+            )));
+        }
+        if found.etag.as_deref() == Some(hex(&built.md5).as_str()) {
+            return Ok(());
+        }
+        let (task, key) = (self.task, &self.key);
+        let digest = task.persist("get", || digest(task, key)).await;
+        if digest == Some(built.sha256) {
+            debug!(key = %self.key, "the object is there already");
+            return Ok(());
+        }
+        Err(differs("its SHA-256 is another one".to_owned()))
+    }
+}
+
+/// SHA-256 of the object `key`, if it is there.
+async fn digest(task: &Task, key: &str) -> Result<Option<[u8; 32]>, BucketError> {
+    let Some(mut reader) = task.context.bucket.get(key).await? else {
+        return Ok(None);
+    };
+    let mut digest = Sha256::new();
+    while let Some(piece) = reader.stream.try_next().await? {
+        digest.update(&piece);
+    }
+    Ok(Some(digest.finalize().into()))
+}
+
+/// Whether `found` is the upload of parts with these ETags.
+fn is_upload(found: &ObjectInfo, size: u64, etags: &[String]) -> bool {
+    if found.size != size {
+        return false;
+    }
+    let digests: Option<Vec<u8>> =
+        etags
+            .iter()
+            .map(|etag| unhex(etag))
+            .try_fold(Vec::new(), |mut all, digest| {
+                all.extend(digest?);
+                Some(all)
+            });
+    match (&found.etag, digests) {
+        (Some(etag), Some(digests)) if etag.contains('-') => {
+            *etag == format!("{}-{}", hex(&Md5::digest(&digests)), etags.len())
+        }
+        // Encrypted objects and some gateways have ETags of another shape.
+        _ => true,
+    }
+}
+
+/// Bytes as lower-case hex digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+
+    bytes
+        .iter()
+        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+}
+
+fn unhex(etag: &str) -> Option<Vec<u8>> {
+    let digits = etag.trim_matches('"');
+    if digits.len() != 32 || !digits.is_ascii() {
+        return None;
+    }
+    (0..32)
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok())
+        .collect()
+}
+
+fn concat(pieces: Vec<Bytes>) -> Option<Bytes> {
+    match pieces.len() {
+        0 => None,
+        1 => pieces.into_iter().next(),
+        _ => {
+            let mut whole = BytesMut::with_capacity(pieces.iter().map(Bytes::len).sum());
+            pieces
+                .iter()
+                .for_each(|piece| whole.extend_from_slice(piece));
+            Some(whole.freeze())
+        }
+    }
+}
+
+/// Awaits `work` while the uploads under way go on.
+async fn alongside<T>(
+    work: impl Future<Output = T>,
+    uploads: &mut FuturesUnordered<PartUpload<'_>>,
+    etags: &mut BTreeMap<u16, Option<String>>,
+) -> T {
+    let work = work.fuse();
+    futures::pin_mut!(work);
+    loop {
+        select_biased! {
+            result = work => return result,
+            (number, etag) = uploads.select_next_some() => {
+                etags.insert(number, etag);
+            }
+        }
+    }
+}

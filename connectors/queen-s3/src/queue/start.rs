@@ -1,0 +1,289 @@
+//! Starting a queue: the first pointer, and whether pointer and bucket tell the same story.
+
+use serde_json::Map;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use super::{End, Halt, Standing, Task};
+use crate::broker::{Changed, ChangedRequest, EntryError};
+use crate::bucket::BucketError;
+use crate::config::Start;
+use crate::lake::Align;
+use crate::lake::documents::{CommitPointer, Intent};
+use crate::lake::manifest::Manifest;
+use crate::limits::{LISTED_BUCKETS, SIDECAR_BYTES};
+use crate::observe::sampled::Sampled;
+use crate::ownership::{Documents, Fence};
+use crate::time::Micros;
+
+impl Task {
+    /// Brings pointer and bucket to agree. Answers where the queue stands, and the intent that has
+    /// to be redone, if one is open.
+    pub(super) async fn establish(
+        &self,
+        fence: &Fence,
+        documents: Documents,
+        absent_since: Option<Micros>,
+    ) -> Result<(Standing, Option<Intent>), End> {
+        let pointer = match documents.committed {
+            Some(pointer) => pointer,
+            None => self.first_pointer(fence, absent_since).await?,
+        };
+        let mut standing = self.with_lineage(fence, pointer).await?;
+        self.show(&standing.pointer);
+        let intent = documents.intent;
+        self.check_lineage(&standing, standing.pointer.k).await?;
+        let pending = loop {
+            let next = standing.pointer.k + 1;
+            let open = intent.as_ref().filter(|intent| intent.k == next);
+            let manifest = self.check_lineage(&standing, next).await?;
+            match (open, manifest) {
+                (Some(intent), _) => break Some(intent.clone()),
+                (None, Some(manifest)) => {
+                    standing.pointer = self.adopt(fence, &standing, &manifest).await?;
+                }
+                (None, None) => {
+                    self.check_unnamed(&standing).await?;
+                    break None;
+                }
+            }
+        };
+        Ok((standing, pending))
+    }
+
+    /// Shows where the pointer stands, unless it has never moved from its start.
+    pub(super) fn show(&self, pointer: &CommitPointer) {
+        if pointer.k > 0 {
+            self.status
+                .pointer(Micros(pointer.t_end), pointer.committed_at_ms);
+        }
+    }
+
+    /// Writes the pointer of a queue that has none, before anything is read.
+    async fn first_pointer(
+        &self,
+        fence: &Fence,
+        absent_since: Option<Micros>,
+    ) -> Result<CommitPointer, End> {
+        let prefix = self.keys.manifests();
+        let listed = self
+            .persist("list", || self.context.bucket.list(&prefix, None))
+            .await;
+        if let Some(key) = listed.keys.into_iter().next() {
+            return Err(Halt::LakeWithoutPointer { key }.into());
+        }
+        let answer = self.look().await;
+        if answer.error == Some(EntryError::UnknownQueue) {
+            return Err(End::Absent(answer.safe_time));
+        }
+        let t_end = match self.settings().start {
+            Start::Earliest => Micros::ZERO,
+            Start::Latest => absent_since.unwrap_or(answer.safe_time),
+        };
+        let pointer = CommitPointer {
+            k: 0,
+            t_end: t_end.0,
+            manifest: String::new(),
+            records: 0,
+            bytes: 0,
+            committed_at_ms: self.context.clock.wall_ms(),
+            lineage: Some(Uuid::new_v4().to_string()),
+            other: Map::new(),
+        };
+        fence.write_committed(&pointer).await?;
+        info!(
+            queue = %self.queue,
+            start = %self.settings().start,
+            from = %t_end,
+            "the queue is mirrored from here on"
+        );
+        Ok(pointer)
+    }
+
+    /// One discovery answer about the queue, tried until there is one.
+    async fn look(&self) -> Changed {
+        let request = ChangedRequest {
+            queue: self.queue.clone(),
+            since: None,
+            after: None,
+            limit: 1,
+        };
+        let mut backoff = self.context.jitter.backoff();
+        let mut sampled = Sampled::default();
+        loop {
+            match self.context.broker.changed(Some(&request)).await {
+                Ok(answer) => return answer,
+                Err(error) => {
+                    if let Some(suppressed) = sampled.failure() {
+                        let queue = &self.queue;
+                        warn!(%queue, %error, suppressed, "discovery failed; trying again");
+                    }
+                    tokio::time::sleep(backoff.next(error.retry_after())).await;
+                }
+            }
+        }
+    }
+
+    async fn with_lineage(
+        &self,
+        fence: &Fence,
+        mut pointer: CommitPointer,
+    ) -> Result<Standing, End> {
+        if let Some(lineage) = pointer.lineage.clone() {
+            return Ok(Standing { pointer, lineage });
+        }
+        let lineage = Uuid::new_v4().to_string();
+        pointer.lineage = Some(lineage.clone());
+        fence.write_committed(&pointer).await?;
+        Ok(Standing { pointer, lineage })
+    }
+
+    /// The manifest of window `k`, if it is there and of this lake.
+    async fn check_lineage(&self, standing: &Standing, k: u64) -> Result<Option<Manifest>, End> {
+        if k == 0 {
+            return Ok(None);
+        }
+        let Some(manifest) = self.manifest(k).await? else {
+            return Ok(None);
+        };
+        if !manifest.lineage.is_empty() && manifest.lineage != standing.lineage {
+            return Err(Halt::OtherLineage {
+                key: self.keys.manifest(k),
+                theirs: manifest.lineage,
+                ours: standing.lineage.clone(),
+            }
+            .into());
+        }
+        Ok(Some(manifest))
+    }
+
+    /// The manifest of window `k`, if it is there.
+    pub(super) async fn manifest(&self, k: u64) -> Result<Option<Manifest>, End> {
+        let key = self.keys.manifest(k);
+        let Some(bytes) = self.persist("get", || self.read_sidecar(&key)).await else {
+            return Ok(None);
+        };
+        match serde_json::from_slice(&bytes) {
+            Ok(manifest) => Ok(Some(manifest)),
+            Err(error) => Err(Halt::BadManifest {
+                key,
+                detail: error.to_string(),
+            }
+            .into()),
+        }
+    }
+
+    async fn read_sidecar(&self, key: &str) -> Result<Option<Vec<u8>>, BucketError> {
+        use futures::TryStreamExt;
+
+        let Some(mut reader) = self.context.bucket.get(key).await? else {
+            return Ok(None);
+        };
+        let mut bytes = Vec::new();
+        while let Some(piece) = reader.stream.try_next().await? {
+            if bytes.len() + piece.len() > SIDECAR_BYTES {
+                break;
+            }
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(Some(bytes))
+    }
+
+    /// The key/value store is older than the lake: moves the pointer over a window that is whole.
+    async fn adopt(
+        &self,
+        fence: &Fence,
+        standing: &Standing,
+        manifest: &Manifest,
+    ) -> Result<CommitPointer, End> {
+        let key = self.keys.manifest(manifest.k);
+        for object in &manifest.objects {
+            let found = self
+                .persist("head", || self.context.bucket.head(&object.key))
+                .await;
+            if found.map(|info| info.size) != Some(object.bytes) {
+                let detail = format!("it names {}, which is not there whole", object.key);
+                return Err(Halt::BadManifest { key, detail }.into());
+            }
+        }
+        let pointer = self.pointer_after(standing, manifest);
+        fence.write_committed(&pointer).await?;
+        warn!(
+            queue = %self.queue,
+            k = manifest.k,
+            manifest = %key,
+            "the key/value store is older than the lake (restored or failed over): the pointer \
+             moves over a window that the bucket already holds"
+        );
+        Ok(pointer)
+    }
+
+    /// The pointer that commits `manifest`'s window.
+    pub(super) fn pointer_after(&self, standing: &Standing, manifest: &Manifest) -> CommitPointer {
+        CommitPointer {
+            k: manifest.k,
+            t_end: manifest.t_end,
+            manifest: self.keys.manifest(manifest.k),
+            records: manifest.records,
+            bytes: manifest.bytes,
+            committed_at_ms: self.context.clock.wall_ms(),
+            lineage: Some(standing.lineage.clone()),
+            other: standing.pointer.other.clone(),
+        }
+    }
+
+    /// Objects of the next window that no intent names would be taken for its own by a reader.
+    async fn check_unnamed(&self, standing: &Standing) -> Result<(), End> {
+        let k = standing.pointer.k + 1;
+        let shape = self.settings().shape;
+        let now = Micros(
+            self.context
+                .clock
+                .wall_ms()
+                .saturating_mul(Micros::PER_MILLI),
+        );
+        // Windows that align to nothing still lie in the directory of the hour they start in.
+        let directories = if shape.align == Align::None {
+            Align::Hour
+        } else {
+            shape.align
+        };
+        let mut prefixes = Vec::new();
+        let mut at = Micros(standing.pointer.t_end);
+        // A backfill's first window can start anywhere, but a new lake holds no objects either.
+        while at <= now && at > Micros::ZERO && prefixes.len() < LISTED_BUCKETS {
+            prefixes.push(self.keys.window_prefix(k, at, shape));
+            at = directories.bucket_end(at);
+        }
+        for prefix in prefixes {
+            let page = self
+                .persist("list", || self.context.bucket.list(&prefix, None))
+                .await;
+            if let Some(key) = page.keys.into_iter().next() {
+                return Err(Halt::UnnamedObject { key, k }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the bucket until it answers.
+    pub(super) async fn persist<T, F>(&self, what: &'static str, mut ask: impl FnMut() -> F) -> T
+    where
+        F: Future<Output = Result<T, BucketError>>,
+    {
+        let mut backoff = self.context.jitter.backoff();
+        let mut sampled = Sampled::default();
+        loop {
+            match ask().await {
+                Ok(answer) => return answer,
+                Err(error) => {
+                    if let Some(suppressed) = sampled.failure() {
+                        let queue = &self.queue;
+                        warn!(%queue, what, %error, suppressed, "the bucket failed; trying again");
+                    }
+                    tokio::time::sleep(backoff.next(error.retry_after())).await;
+                }
+            }
+        }
+    }
+}
