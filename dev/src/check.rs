@@ -11,7 +11,7 @@ use crate::lake::LakeRecord;
 use crate::limits::NAMED_RECORDS;
 
 /// What one queue's lake must hold: the payload of every partition and offset.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ledger {
     records: BTreeMap<(Arc<str>, i64), Arc<str>>,
 }

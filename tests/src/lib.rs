@@ -1,1 +1,9 @@
-//! Helpers of the end-to-end tests.
+//! What the end-to-end tests share: events to push, and the questions they ask of a lake.
+
+mod events;
+mod reader;
+mod settled;
+
+pub use events::{events, one_partition};
+pub use reader::count_with_duckdb;
+pub use settled::{assert_windows_tile, settled};

@@ -1,0 +1,15 @@
+//! End-to-end tests. Each starts a stack of its own and leaves nothing running.
+
+mod broker;
+
+use anyhow::Result;
+use queen_dev::{Stack, StackOptions};
+
+/// A stack with the queues made.
+async fn stack_with(queues: &[&str]) -> Result<Stack> {
+    let stack = Stack::start(StackOptions::default()).await?;
+    for queue in queues {
+        stack.client().configure(queue).await?;
+    }
+    Ok(stack)
+}
