@@ -290,6 +290,8 @@ fn read_sse<L: Fn(&str) -> Option<OsString>>(r: &mut Reader<L>) -> Option<Sse> {
     let key_id = r.text(&variables::SSE_KMS_KEY_ID, parse::kms_key);
     match (encryption, key_id) {
         (Some(Encryption::AwsKms), key_id) => Some(Sse::AwsKms { key_id }),
+        // The problem of the encryption itself says enough.
+        (None, Some(_)) if r.set(&variables::SSE).is_some() => None,
         (encryption, Some(_)) => {
             let beside = match encryption {
                 Some(encryption) => format!("beside QUEEN_S3_SSE={encryption}"),
@@ -328,3 +330,6 @@ fn read_shape<L: Fn(&str) -> Option<OsString>>(r: &mut Reader<L>) -> Option<Shap
         align: align?,
     })
 }
+
+#[cfg(test)]
+mod tests;
