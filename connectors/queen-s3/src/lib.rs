@@ -20,5 +20,7 @@ pub mod ownership;
 pub mod queue;
 pub mod record;
 pub mod retry;
+pub mod signals;
+pub mod sink;
 pub mod time;
 pub mod window;

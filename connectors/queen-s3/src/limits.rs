@@ -38,6 +38,10 @@ pub const RETRY_MIN: Duration = Duration::from_secs(1);
 pub const RETRY_MAX: Duration = Duration::from_secs(60);
 /// How often a queue that does not exist is looked for.
 pub const UNKNOWN_QUEUE_RETRY: Duration = Duration::from_secs(60);
+/// Discovery intervals between two listings of `QUEEN_S3_QUEUES=*`.
+pub const RELIST_INTERVALS: u32 = 10;
+/// Least time between two listings of `QUEEN_S3_QUEUES=*`.
+pub const RELIST_MIN: Duration = Duration::from_secs(1);
 /// On a stop, a window with at least this many record bytes is finished.
 pub const DRAIN_WORTH_BYTES: u64 = MIB as u64;
 /// On a stop, a window that has been open this long on the broker's clock is finished.

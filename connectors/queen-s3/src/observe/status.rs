@@ -102,7 +102,8 @@ impl Status {
 pub struct QueueStatus {
     t_end: AtomicI64,
     committed_wall_ms: AtomicI64,
-    /// Whether the queue was there when last looked for; an absent queue counts for no health.
+    /// Whether the queue was there when last looked for, true before the first look; an absent
+    /// queue counts for no health.
     pub present: AtomicBool,
     /// Whether another instance holds the queue's lease; such a queue is not this process's.
     pub owned: AtomicBool,
@@ -135,7 +136,7 @@ impl Default for QueueStatus {
         Self {
             t_end: AtomicI64::new(NEVER),
             committed_wall_ms: AtomicI64::new(NEVER),
-            present: AtomicBool::new(false),
+            present: AtomicBool::new(true),
             owned: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             windows: AtomicU64::new(0),
