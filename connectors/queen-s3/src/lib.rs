@@ -24,3 +24,5 @@ pub mod signals;
 pub mod sink;
 pub mod time;
 pub mod window;
+
+mod wire;

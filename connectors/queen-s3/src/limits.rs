@@ -68,3 +68,34 @@ pub const FULL_PASS_EVERY: Duration = Duration::from_secs(3_600);
 pub const STREAM_ENTRIES: usize = 64;
 /// How long a partition that the broker cannot read is left alone.
 pub const ENTRY_RETRY: Duration = Duration::from_secs(5);
+/// How long a connection to Queen or to the store may take to open.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long Queen may take to answer, beyond the time that a fetch asks it to wait, and how long
+/// an answer's next bytes may take.
+pub const BROKER_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Greatest body of a fetch answer: four times what a call renders at most, because one record
+/// comes whatever its size.
+pub const FETCH_BODY_BYTES: usize = 256 * MIB;
+/// Greatest body of any other answer of Queen.
+pub const ANSWER_BODY_BYTES: usize = 64 * MIB;
+/// Greatest body that is read for an error's text.
+pub const ERROR_BODY_BYTES: usize = 16 * 1024;
+/// Greatest length of a foreign text in an error, in characters.
+pub const EXCERPT_CHARS: usize = 300;
+/// Longest `Retry-After` that is obeyed.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(3_600);
+/// Fetch answers longer than this are decoded off the async threads.
+pub const DECODE_INLINE_BYTES: usize = 64 * 1024;
+/// How long the store may take to answer a request without a body of ours, and how long an
+/// object's next bytes may take.
+pub const STORE_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the store may take to put the parts of an object together.
+pub const STORE_COMPLETE_TIMEOUT: Duration = Duration::from_secs(600);
+/// How long an upload may stand still, or wait for its answer once it is sent. Nothing bounds an
+/// upload that moves.
+pub const UPLOAD_STALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Greatest piece of an upload that is handed to the connection at once: what the stall check
+/// sees move.
+pub const UPLOAD_FRAME_BYTES: usize = 256 * 1024;
+/// Uploads longer than this are hashed off the async threads.
+pub const HASH_INLINE_BYTES: usize = 256 * 1024;
