@@ -21,6 +21,8 @@ pub const PART_BYTES: usize = 16 * MIB;
 pub const KEY_BYTES: usize = 1_024;
 /// Greatest length of a name as keys spell it, in bytes; longer ones are hashed.
 pub const ENCODED_NAME_BYTES: usize = 255;
+/// Bytes of a hashed name's spelling that stay readable before the hash.
+pub const HASHED_NAME_HEAD_BYTES: usize = 180;
 /// What the longest key of a lake adds to its prefix and sink, in bytes: a per-partition data key
 /// whose queue and partition both have the greatest length.
 pub const KEY_REST_BYTES: usize = "//queue=".len()

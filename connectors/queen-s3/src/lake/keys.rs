@@ -1,6 +1,18 @@
 //! Names of everything the sink writes: object keys and key/value keys.
+//!
+//! A name is a function of the intent and the partition alone, so that a redo writes the same
+//! bytes to the same key.
 
-use super::Shape;
+use std::fmt::Write;
+
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::Offset;
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+use super::{Align, Shape};
+use crate::limits::{ENCODED_NAME_BYTES, HASHED_NAME_HEAD_BYTES, KEY_BYTES};
 use crate::time::Micros;
 
 /// The names of one sink's lake of one queue.
@@ -34,63 +46,177 @@ impl LakeKeys {
 
     /// Key of a data object; `partition` (raw) only in the per-partition layout.
     pub fn data(&self, bounds: WindowBounds, shape: Shape, partition: Option<&str>) -> String {
-        let _ = (
-            bounds,
-            shape,
-            partition,
-            &self.prefix,
-            &self.sink,
-            &self.queue,
-        );
-        unimplemented!()
+        let WindowBounds { k, t_start, t_end } = bounds;
+        let mut key = self.window_prefix(k, t_start, shape);
+        append(&mut key, format_args!("{:016}-{:016}", t_start.0, t_end.0));
+        if let Some(partition) = partition {
+            append(&mut key, format_args!("-p-{}", encode_name(partition)));
+        }
+        append(&mut key, format_args!(".{}", shape.extension()));
+        key
     }
 
     /// Key of window `k`'s manifest.
     pub fn manifest(&self, k: u64) -> String {
-        let _ = k;
-        unimplemented!()
+        format!("{}{k:010}{MANIFEST_SUFFIX}", self.manifests())
     }
 
     /// What every manifest key of this queue starts with.
     pub fn manifests(&self) -> String {
-        unimplemented!()
+        format!("{}/windows/", self.sidecars())
+    }
+
+    /// The window whose manifest `key` names; `None` for every other key.
+    pub fn manifest_k(&self, key: &str) -> Option<u64> {
+        number(key, &self.manifests(), MANIFEST_SUFFIX)
     }
 
     /// Key of the checkpoint after window `k`.
     pub fn checkpoint(&self, k: u64) -> String {
-        let _ = k;
-        unimplemented!()
+        format!("{}{k:010}{CHECKPOINT_SUFFIX}", self.checkpoints())
     }
 
     /// What every checkpoint key of this queue starts with.
     pub fn checkpoints(&self) -> String {
-        unimplemented!()
+        format!("{}/checkpoint/", self.sidecars())
+    }
+
+    /// The window after which the checkpoint `key` was taken; `None` for every other key.
+    pub fn checkpoint_k(&self, key: &str) -> Option<u64> {
+        number(key, &self.checkpoints(), CHECKPOINT_SUFFIX)
     }
 
     /// What every data key of window `k` starts with when its start lies in the bucket of `at`.
     pub fn window_prefix(&self, k: u64, at: Micros, shape: Shape) -> String {
-        let _ = (k, at, shape);
-        unimplemented!()
+        let Self {
+            prefix,
+            sink,
+            queue,
+        } = self;
+        let at = civil(at);
+        let mut key = format!("{prefix}/{sink}/queue={queue}/dt={}/", at.date());
+        if shape.align != Align::Day {
+            append(&mut key, format_args!("hour={:02}/", at.hour()));
+        }
+        append(&mut key, format_args!("w-{k:010}-"));
+        key
     }
 
     /// Key/value key of the intent.
     pub fn intent(&self) -> String {
-        unimplemented!()
+        self.document("intent")
     }
 
     /// Key/value key of the commit pointer.
     pub fn committed(&self) -> String {
-        unimplemented!()
+        self.document("committed")
     }
 
     /// Key/value key of the lease.
     pub fn lease(&self) -> String {
-        unimplemented!()
+        self.document("lease")
+    }
+
+    fn document(&self, what: &str) -> String {
+        format!("s3:{}:{}:{what}", self.sink, self.queue)
+    }
+
+    fn sidecars(&self) -> String {
+        format!("{}/_queen/{}/{}", self.prefix, self.sink, self.queue)
     }
 }
 
-/// A raw name as keys spell it: every byte outside `[A-Za-z0-9._-]` escaped, long ones hashed.
-pub fn encode_name(raw: &str) -> String {
-    let _ = raw;
-    unimplemented!()
+const MANIFEST_SUFFIX: &str = ".json";
+const CHECKPOINT_SUFFIX: &str = ".json.zst";
+
+/// A prefix under which a long queue or partition name would make a key that S3 refuses.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "{prefix_bytes} bytes are too long: keys of this sink take up to {rest_bytes} bytes after the \
+     prefix and S3 allows {KEY_BYTES}, so at most {most} bytes are left for it",
+    most = KEY_BYTES - rest_bytes
+)]
+pub struct PrefixTooLong {
+    /// Length of the prefix.
+    pub prefix_bytes: usize,
+    /// Length of the longest thing written after it.
+    pub rest_bytes: usize,
 }
+
+/// Checks that every key of `sink` (raw) under `prefix` fits S3's limit, whatever the names of
+/// queues and partitions.
+pub fn check_room(prefix: &str, sink: &str) -> Result<(), PrefixTooLong> {
+    // The longest key there is: a data object's of the per-partition layout.
+    let widest =
+        "/queue=/dt=YYYY-MM-DD/hour=HH/w-0123456789-0123456789012345-0123456789012345-p-.jsonl.zst";
+    let rest_bytes = "/".len() + encode_name(sink).len() + widest.len() + 2 * ENCODED_NAME_BYTES;
+    if prefix.len() + rest_bytes > KEY_BYTES {
+        return Err(PrefixTooLong {
+            prefix_bytes: prefix.len(),
+            rest_bytes,
+        });
+    }
+    Ok(())
+}
+
+/// A raw name as keys spell it: every byte outside `[A-Za-z0-9._-]` escaped, long ones hashed.
+///
+/// At most [`ENCODED_NAME_BYTES`] long, never `.` or `..`, and never with a `/`.
+pub fn encode_name(raw: &str) -> String {
+    if matches!(raw, "." | "..") {
+        return raw.replace('.', "%2E");
+    }
+    let mut encoded = String::with_capacity(raw.len());
+    for byte in raw.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-') {
+            encoded.push(char::from(byte));
+        } else {
+            append(&mut encoded, format_args!("%{byte:02X}"));
+        }
+    }
+    if encoded.len() > ENCODED_NAME_BYTES {
+        shorten(&mut encoded, raw);
+    }
+    encoded
+}
+
+/// Cuts an encoded name and ends it with the hash of the raw one. `~` is always escaped, so that
+/// no other name can look like the result.
+fn shorten(encoded: &mut String, raw: &str) {
+    let head = &encoded[..HASHED_NAME_HEAD_BYTES];
+    let cut = match head.rfind('%') {
+        Some(escape) if escape + "%XX".len() > head.len() => escape,
+        _ => head.len(),
+    };
+    encoded.truncate(cut);
+    encoded.push('~');
+    for byte in &Sha256::digest(raw)[..16] {
+        append(encoded, format_args!("{byte:02x}"));
+    }
+}
+
+/// The number between `before` and `after`, spelled as keys spell it.
+fn number(key: &str, before: &str, after: &str) -> Option<u64> {
+    let digits = key.strip_prefix(before)?.strip_suffix(after)?;
+    let k = digits.parse().ok()?;
+    (format!("{k:010}") == digits).then_some(k)
+}
+
+/// Date and time of day, UTC. An instant beyond the calendar (years -9999 to 9999) counts as its
+/// nearest end: no broker's clock stands there.
+fn civil(at: Micros) -> DateTime {
+    let instant = Timestamp::from_microsecond(at.0).unwrap_or(match at {
+        Micros(..0) => Timestamp::MIN,
+        _ => Timestamp::MAX,
+    });
+    Offset::UTC.to_datetime(instant)
+}
+
+fn append(text: &mut String, what: std::fmt::Arguments<'_>) {
+    // Writing into a String never fails.
+    let _ = text.write_fmt(what);
+}
+
+#[cfg(test)]
+#[path = "keys_tests.rs"]
+mod tests;

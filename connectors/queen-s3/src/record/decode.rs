@@ -1,12 +1,20 @@
 //! Reads a fetch answer without copying its records.
+//!
+//! The body is checked to be UTF-8 once, and then scanned once: every value that the sink keeps
+//! stays where it is, and a record costs one [`RecordIndex`] and no allocation.
 
+use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 use thiserror::Error;
 
-use crate::broker::{FetchAnswer, FetchRequest};
+use super::{Batch, RecordIndex};
+use crate::broker::{EntryError, FetchAnswer, FetchRequest, FetchedEntry};
 use crate::memory::MemoryBudget;
+use crate::time::Micros;
 
 /// Why a fetch answer does not read.
 #[derive(Debug, Error)]
@@ -21,12 +29,484 @@ pub enum DecodeError {
 
 /// Reads the answer `body` to `request`.
 ///
-/// Fails when it is not aligned with the request, when offsets do not rise, or `ts` falls.
+/// Unknown fields, any field order, and absent `records` or `error` are taken. Fails when it is
+/// not aligned with the request, when an offset is below the one asked for or does not rise, when
+/// `ts` falls within an entry, or when the bounds of a log are impossible.
+///
+/// A watermark at or below the last record of its entry is raised above it: a broker may read the
+/// bounds before the records, and a record proves that its offset was assigned.
 pub fn decode_fetch(
     request: &FetchRequest,
     body: Bytes,
     budget: &Arc<MemoryBudget>,
 ) -> Result<FetchAnswer, DecodeError> {
-    let _ = (request, body, budget);
-    unimplemented!()
+    // Index entries hold positions as u32.
+    if u32::try_from(body.len()).is_err() {
+        return Err(DecodeError::Contradiction(format!(
+            "the answer is {} bytes long, more than any fetch call may return",
+            body.len()
+        )));
+    }
+    let mut scan = Scan::new(request, &body);
+    let read = scan.read(&body);
+    let Scan {
+        mut index,
+        entries,
+        contradiction,
+        ..
+    } = scan;
+    match (read, contradiction) {
+        (Ok(()), _) => {}
+        (Err(_), Some(text)) => return Err(DecodeError::Contradiction(text)),
+        (Err(error), None) => return Err(error.into()),
+    }
+    index.shrink_to_fit();
+    Ok(FetchAnswer {
+        batch: Batch::new(body, index, budget),
+        entries,
+    })
 }
+
+/// The state of one scan: what was found, and what the next value must agree with.
+struct Scan<'a> {
+    request: &'a FetchRequest,
+    /// Address of the body's first byte, from which borrowed slices tell their position.
+    base: usize,
+    index: Vec<RecordIndex>,
+    entries: Vec<FetchedEntry>,
+    /// Offset and `ts` of the last record of the entry being read; before the first, what a record
+    /// must be above.
+    last: (i64, Micros),
+    /// The `ts` text read last and its value: records of one segment share it, so that most need no
+    /// calendar arithmetic.
+    ts: (&'a str, Micros),
+    /// Why the scan was stopped, when it was not for the JSON.
+    contradiction: Option<String>,
+}
+
+impl<'a> Scan<'a> {
+    fn new(request: &'a FetchRequest, body: &'a [u8]) -> Self {
+        Self {
+            request,
+            base: body.as_ptr() as usize,
+            index: Vec::new(),
+            entries: Vec::with_capacity(request.entries.len()),
+            last: (-1, Micros::MIN),
+            ts: ("", Micros::MIN),
+            contradiction: None,
+        }
+    }
+
+    fn read(&mut self, body: &'a [u8]) -> Result<(), serde_json::Error> {
+        let text = std::str::from_utf8(body).map_err(de::Error::custom)?;
+        // From checked text: from bytes, every raw value would be checked for UTF-8 once more.
+        let mut deserializer = serde_json::Deserializer::from_str(text);
+        AnswerSeed(self).deserialize(&mut deserializer)?;
+        deserializer.end()
+    }
+
+    /// Stops the scan with an answer that contradicts its request or itself.
+    fn refuse<T, E: de::Error>(&mut self, text: String) -> Result<T, E> {
+        self.contradiction = Some(text);
+        Err(E::custom("contradiction"))
+    }
+
+    /// Names the entry being read, for an error.
+    fn place(&self) -> String {
+        let number = self.entries.len();
+        let partition = self
+            .request
+            .entries
+            .get(number)
+            .map_or("", |entry| &entry.partition);
+        format!(
+            "entry {number} (queue {}, partition {})",
+            excerpt(&self.request.queue),
+            excerpt(partition)
+        )
+    }
+
+    /// Position and length in the body of a slice borrowed from it.
+    fn locate(&self, slice: &str) -> (u32, u32) {
+        let start = slice.as_ptr() as usize - self.base;
+        // Both fit: the body's length does, and the slice lies within it.
+        (start as u32, slice.len() as u32)
+    }
+
+    fn parse_ts<E: de::Error>(&mut self, raw: &'a RawValue) -> Result<Micros, E> {
+        let text = raw.get();
+        if text != self.ts.0 {
+            self.ts = (text, timestamp(text).map_err(E::custom)?);
+        }
+        Ok(self.ts.1)
+    }
+
+    fn record<E: de::Error>(&mut self, fields: RecordFields<'a>) -> Result<(), E> {
+        let offset = fields.offset.ok_or_else(|| E::missing_field("offset"))?;
+        let transaction_id = fields
+            .transaction_id
+            .ok_or_else(|| E::missing_field("transactionId"))?;
+        let payload = fields.payload.ok_or_else(|| E::missing_field("payload"))?;
+        let ts = fields.ts.ok_or_else(|| E::missing_field("ts"))?;
+
+        let transaction_id = unquoted(transaction_id)
+            .ok_or_else(|| E::custom("a record's transactionId is not a string"))?;
+        let ts = self.parse_ts(ts)?;
+        let (last_offset, last_ts) = self.last;
+        if offset <= last_offset {
+            let least = last_offset.saturating_add(1);
+            return self.refuse(format!(
+                "{}: offset {offset} where {least} or more must come",
+                self.place()
+            ));
+        }
+        if ts < last_ts {
+            return self.refuse(format!(
+                "{}: ts falls from {last_ts} to {ts} at offset {offset}",
+                self.place()
+            ));
+        }
+        self.last = (offset, ts);
+        let (transaction_id_start, transaction_id_len) = self.locate(transaction_id);
+        let (payload_start, payload_len) = self.locate(payload.get());
+        self.index.push(RecordIndex {
+            offset,
+            ts,
+            transaction_id_start,
+            transaction_id_len,
+            payload_start,
+            payload_len,
+        });
+        Ok(())
+    }
+}
+
+impl<'a> Scan<'a> {
+    /// Makes ready for the records of the next entry.
+    fn begin_entry<E: de::Error>(&mut self) -> Result<(), E> {
+        let Some(wanted) = self.request.entries.get(self.entries.len()) else {
+            let text = format!(
+                "more than the {} entries asked for",
+                self.request.entries.len()
+            );
+            return self.refuse(text);
+        };
+        self.last = (wanted.offset.max(0) - 1, Micros::MIN);
+        Ok(())
+    }
+
+    fn end_entry<E: de::Error>(&mut self, first: u32, fields: EntryFields<'a>) -> Result<(), E> {
+        let wanted = &self.request.entries[self.entries.len()];
+        let queue = fields.queue.ok_or_else(|| E::missing_field("queue"))?;
+        let partition = fields
+            .partition
+            .ok_or_else(|| E::missing_field("partition"))?;
+        for (found, wanted, what) in [
+            (queue, &self.request.queue, "queue"),
+            (partition, &wanted.partition, "partition"),
+        ] {
+            if !names(found, wanted) {
+                let text = format!("{}: the {what} is {}", self.place(), excerpt(found.get()));
+                return self.refuse(text);
+            }
+        }
+        let error = match fields.error {
+            Some(raw) => {
+                let code: Option<String> = serde_json::from_str(raw.get()).map_err(E::custom)?;
+                code.map(|code| EntryError::from_code(&code))
+            }
+            None => None,
+        };
+        let bounds = (fields.high_watermark, fields.log_start);
+        let (mut high_watermark, log_start) = match (bounds, &error) {
+            (
+                (Some(high_watermark), Some(log_start)),
+                None | Some(EntryError::OffsetOutOfRange),
+            ) => (high_watermark, log_start),
+            ((None, _), None | Some(EntryError::OffsetOutOfRange)) => {
+                return Err(E::missing_field("highWatermark"));
+            }
+            ((_, None), None | Some(EntryError::OffsetOutOfRange)) => {
+                return Err(E::missing_field("logStartOffset"));
+            }
+            // Other errors promise no bounds: -1 and nothing at all are common.
+            ((high_watermark, log_start), Some(_)) => {
+                let log_start = log_start.unwrap_or(0).max(0);
+                (high_watermark.unwrap_or(0).max(log_start), log_start)
+            }
+        };
+        if log_start < 0 || high_watermark < log_start {
+            let text = format!(
+                "{}: the log runs from {log_start} to {high_watermark}",
+                self.place()
+            );
+            return self.refuse(text);
+        }
+        let records = first..self.found();
+        if !records.is_empty() {
+            let (last_offset, _) = self.last;
+            high_watermark = high_watermark.max(last_offset.saturating_add(1));
+        }
+        self.entries.push(FetchedEntry {
+            records,
+            high_watermark,
+            log_start,
+            error,
+        });
+        Ok(())
+    }
+
+    /// Records found so far. Fits: each takes more than one byte of a body whose length fits.
+    fn found(&self) -> u32 {
+        self.index.len() as u32
+    }
+}
+
+/// Whether a JSON string, or a number, is the name `wanted`.
+fn names(raw: &RawValue, wanted: &str) -> bool {
+    let text = raw.get();
+    match text.as_bytes().first() {
+        Some(b'"') => match unquoted(raw) {
+            Some(name) if !name.contains('\\') => name == wanted,
+            _ => serde_json::from_str::<String>(text).is_ok_and(|name| name == wanted),
+        },
+        Some(b'0'..=b'9' | b'-') => text == wanted,
+        _ => false,
+    }
+}
+
+/// What stands between the quotes of a JSON string, escapes and all; `None` for other values.
+fn unquoted(raw: &RawValue) -> Option<&str> {
+    raw.get().strip_prefix('"')?.strip_suffix('"')
+}
+
+/// The instant that a JSON string names.
+fn timestamp(text: &str) -> Result<Micros, String> {
+    let escaped = text.contains('\\');
+    let plain = text
+        .strip_prefix('"')
+        .and_then(|rest| rest.strip_suffix('"'));
+    match plain {
+        Some(plain) if !escaped => Micros::parse(plain).map_err(|error| error.to_string()),
+        _ => {
+            let owned: String = serde_json::from_str(text).map_err(|error| error.to_string())?;
+            Micros::parse(&owned).map_err(|error| error.to_string())
+        }
+    }
+}
+
+fn excerpt(text: &str) -> String {
+    const CHARS: usize = 100;
+    text.chars().take(CHARS).collect()
+}
+
+/// Puts a field's value in its place; a field given twice is refused, as no reading of it is right.
+fn once<T, E: de::Error>(slot: &mut Option<T>, value: T, name: &'static str) -> Result<(), E> {
+    match slot.replace(value) {
+        Some(_) => Err(E::duplicate_field(name)),
+        None => Ok(()),
+    }
+}
+
+#[derive(serde::Deserialize)]
+#[serde(field_identifier, rename_all = "camelCase")]
+enum AnswerField {
+    Entries,
+    #[serde(other)]
+    Unknown,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(field_identifier, rename_all = "camelCase")]
+enum EntryField {
+    Queue,
+    Partition,
+    Records,
+    HighWatermark,
+    LogStartOffset,
+    Error,
+    #[serde(other)]
+    Unknown,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(field_identifier, rename_all = "camelCase")]
+enum RecordField {
+    Offset,
+    TransactionId,
+    Payload,
+    Ts,
+    #[serde(other)]
+    Unknown,
+}
+
+#[derive(Default)]
+struct EntryFields<'a> {
+    queue: Option<&'a RawValue>,
+    partition: Option<&'a RawValue>,
+    high_watermark: Option<i64>,
+    log_start: Option<i64>,
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Default)]
+struct RecordFields<'a> {
+    offset: Option<i64>,
+    transaction_id: Option<&'a RawValue>,
+    payload: Option<&'a RawValue>,
+    ts: Option<&'a RawValue>,
+}
+
+struct AnswerSeed<'s, 'a>(&'s mut Scan<'a>);
+struct EntriesSeed<'s, 'a>(&'s mut Scan<'a>);
+struct EntrySeed<'s, 'a>(&'s mut Scan<'a>);
+struct RecordsSeed<'s, 'a>(&'s mut Scan<'a>);
+struct RecordSeed<'s, 'a>(&'s mut Scan<'a>);
+
+/// A seed that is its own visitor.
+macro_rules! seed {
+    ($seed:ident, $method:ident, $expecting:literal, $($visit:item)+) => {
+        impl<'a> DeserializeSeed<'a> for $seed<'_, 'a> {
+            type Value = ();
+
+            fn deserialize<D: Deserializer<'a>>(self, deserializer: D) -> Result<(), D::Error> {
+                deserializer.$method(self)
+            }
+        }
+
+        impl<'a> Visitor<'a> for $seed<'_, 'a> {
+            type Value = ();
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str($expecting)
+            }
+
+            $($visit)+
+        }
+    };
+}
+
+seed! {
+    AnswerSeed,
+    deserialize_map,
+    "a fetch answer",
+    fn visit_map<M: MapAccess<'a>>(self, mut map: M) -> Result<(), M::Error> {
+        let mut entries = None;
+        while let Some(field) = map.next_key()? {
+            match field {
+                AnswerField::Entries => {
+                    let read = map.next_value_seed(EntriesSeed(self.0))?;
+                    once(&mut entries, read, "entries")?;
+                }
+                AnswerField::Unknown => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        entries.ok_or_else(|| de::Error::missing_field("entries"))
+    }
+}
+
+seed! {
+    EntriesSeed,
+    deserialize_seq,
+    "the entries of a fetch answer",
+    fn visit_seq<S: SeqAccess<'a>>(self, mut seq: S) -> Result<(), S::Error> {
+        while seq.next_element_seed(EntrySeed(self.0))?.is_some() {}
+        let (found, wanted) = (self.0.entries.len(), self.0.request.entries.len());
+        if found < wanted {
+            return self
+                .0
+                .refuse(format!("{found} entries where {wanted} were asked for"));
+        }
+        Ok(())
+    }
+}
+
+seed! {
+    EntrySeed,
+    deserialize_map,
+    "an entry of a fetch answer",
+    fn visit_map<M: MapAccess<'a>>(self, mut map: M) -> Result<(), M::Error> {
+        self.0.begin_entry()?;
+        let first = self.0.found();
+        let mut fields = EntryFields::default();
+        let mut records = None;
+        while let Some(field) = map.next_key()? {
+            match field {
+                EntryField::Queue => once(&mut fields.queue, map.next_value()?, "queue")?,
+                EntryField::Partition => {
+                    once(&mut fields.partition, map.next_value()?, "partition")?;
+                }
+                EntryField::Records => {
+                    let read = map.next_value_seed(RecordsSeed(self.0))?;
+                    once(&mut records, read, "records")?;
+                }
+                EntryField::HighWatermark => {
+                    once(
+                        &mut fields.high_watermark,
+                        map.next_value()?,
+                        "highWatermark",
+                    )?;
+                }
+                EntryField::LogStartOffset => {
+                    once(&mut fields.log_start, map.next_value()?, "logStartOffset")?;
+                }
+                EntryField::Error => once(&mut fields.error, map.next_value()?, "error")?,
+                EntryField::Unknown => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        self.0.end_entry(first, fields)
+    }
+}
+
+seed! {
+    RecordsSeed,
+    deserialize_option,
+    "the records of an entry",
+    fn visit_none<E: de::Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_some<D: Deserializer<'a>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+
+    fn visit_seq<S: SeqAccess<'a>>(self, mut seq: S) -> Result<(), S::Error> {
+        while seq.next_element_seed(RecordSeed(self.0))?.is_some() {}
+        Ok(())
+    }
+}
+
+seed! {
+    RecordSeed,
+    deserialize_map,
+    "a record",
+    fn visit_map<M: MapAccess<'a>>(self, mut map: M) -> Result<(), M::Error> {
+        let mut fields = RecordFields::default();
+        while let Some(field) = map.next_key()? {
+            match field {
+                RecordField::Offset => once(&mut fields.offset, map.next_value()?, "offset")?,
+                RecordField::TransactionId => {
+                    once(
+                        &mut fields.transaction_id,
+                        map.next_value()?,
+                        "transactionId",
+                    )?;
+                }
+                RecordField::Payload => once(&mut fields.payload, map.next_value()?, "payload")?,
+                RecordField::Ts => once(&mut fields.ts, map.next_value()?, "ts")?,
+                RecordField::Unknown => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        self.0.record(fields)
+    }
+}
+
+#[cfg(test)]
+#[path = "decode_tests.rs"]
+mod tests;
