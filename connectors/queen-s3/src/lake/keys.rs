@@ -9,10 +9,9 @@ use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::Offset;
 use sha2::{Digest, Sha256};
-use thiserror::Error;
 
 use super::{Align, Shape};
-use crate::limits::{ENCODED_NAME_BYTES, HASHED_NAME_HEAD_BYTES, KEY_BYTES};
+use crate::limits::{ENCODED_NAME_BYTES, HASHED_NAME_HEAD_BYTES};
 use crate::time::Micros;
 
 /// The names of one sink's lake of one queue.
@@ -128,36 +127,6 @@ impl LakeKeys {
 
 const MANIFEST_SUFFIX: &str = ".json";
 const CHECKPOINT_SUFFIX: &str = ".json.zst";
-
-/// A prefix under which a long queue or partition name would make a key that S3 refuses.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error(
-    "{prefix_bytes} bytes are too long: keys of this sink take up to {rest_bytes} bytes after the \
-     prefix and S3 allows {KEY_BYTES}, so at most {most} bytes are left for it",
-    most = KEY_BYTES - rest_bytes
-)]
-pub struct PrefixTooLong {
-    /// Length of the prefix.
-    pub prefix_bytes: usize,
-    /// Length of the longest thing written after it.
-    pub rest_bytes: usize,
-}
-
-/// Checks that every key of `sink` (raw) under `prefix` fits S3's limit, whatever the names of
-/// queues and partitions.
-pub fn check_room(prefix: &str, sink: &str) -> Result<(), PrefixTooLong> {
-    // The longest key there is: a data object's of the per-partition layout.
-    let widest =
-        "/queue=/dt=YYYY-MM-DD/hour=HH/w-0123456789-0123456789012345-0123456789012345-p-.jsonl.zst";
-    let rest_bytes = "/".len() + encode_name(sink).len() + widest.len() + 2 * ENCODED_NAME_BYTES;
-    if prefix.len() + rest_bytes > KEY_BYTES {
-        return Err(PrefixTooLong {
-            prefix_bytes: prefix.len(),
-            rest_bytes,
-        });
-    }
-    Ok(())
-}
 
 /// A raw name as keys spell it: every byte outside `[A-Za-z0-9._-]` escaped, long ones hashed.
 ///

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::lake::{Compression, Format, Layout};
+use crate::limits::KEY_REST_BYTES;
 
 const SHAPE: Shape = Shape {
     format: Format::Jsonl,
@@ -177,31 +178,16 @@ fn a_long_name_is_never_cut_inside_an_escape() {
 }
 
 #[test]
-fn a_prefix_that_leaves_no_room_is_refused_with_the_room_there_is() {
-    let longest = |prefix: &str, sink: &str| {
-        let keys = LakeKeys::new(prefix, sink, &"q".repeat(255));
-        let shape = Shape {
-            layout: Layout::PerPartition,
-            ..SHAPE
-        };
-        let bounds = WindowBounds {
-            k: 9_999_999_999,
-            ..bounds()
-        };
-        keys.data(bounds, shape, Some(&"p".repeat(255))).len()
+fn the_longest_key_takes_what_the_limits_say() {
+    let (prefix, sink) = ("a/prefix", "nightly");
+    let keys = LakeKeys::new(prefix, sink, &"q".repeat(ENCODED_NAME_BYTES));
+    let shape = Shape {
+        layout: Layout::PerPartition,
+        ..SHAPE
     };
-    let sink = "s".repeat(64);
-    let most = KEY_BYTES - longest("", &sink);
-    let fitting = "x".repeat(most);
-    assert_eq!(longest(&fitting, &sink), KEY_BYTES);
-    assert_eq!(check_room(&fitting, &sink), Ok(()));
-    let refused = check_room(&format!("{fitting}x"), &sink).expect_err("no room");
-    assert!(
-        refused
-            .to_string()
-            .contains(&format!("at most {most} bytes")),
-        "{refused}"
-    );
+    let key = keys.data(bounds(), shape, Some(&"p".repeat(ENCODED_NAME_BYTES)));
+    assert_eq!(key.len(), prefix.len() + sink.len() + KEY_REST_BYTES);
+    assert!(keys.checkpoint(1).len() < key.len());
 }
 
 fn any_name() -> impl Strategy<Value = String> {
