@@ -8,8 +8,8 @@ use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, accepts, to_sql_checke
 
 /// Microseconds from the Unix epoch to PostgreSQL's, 2000-01-01.
 const POSTGRES_EPOCH: i64 = 946_684_800_000_000;
-/// 9999-12-31T23:59:59.999999Z: the last instant with a four-digit year.
-const LAST: i64 = 253_402_300_799_999_999;
+/// 9999-12-30T00:00:00Z: the calendar library ends a day before the four-digit years do.
+const LAST: i64 = 253_402_128_000_000_000;
 /// 0001-01-01T00:00:00Z.
 const FIRST: i64 = -62_135_596_800_000_000;
 /// Microseconds of a second.
@@ -18,7 +18,7 @@ const SECOND: i64 = 1_000_000;
 /// An instant: microseconds since the Unix epoch, UTC.
 ///
 /// Displays as `YYYY-MM-DDTHH:MM:SS.ffffffZ`, always six digits. Instants outside the years 1 to
-/// 9999 are held at those bounds.
+/// 9999 (less its last two days) are held at those bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp(i64);
 
@@ -107,7 +107,7 @@ mod tests {
             (0, "1970-01-01T00:00:00.000000Z"),
             (1_788_516_221_918_204, "2026-09-04T10:03:41.918204Z"),
             (-1, "1969-12-31T23:59:59.999999Z"),
-            (LAST, "9999-12-31T23:59:59.999999Z"),
+            (LAST, "9999-12-30T00:00:00.000000Z"),
             (FIRST, "0001-01-01T00:00:00.000000Z"),
         ] {
             assert_eq!(Timestamp::from_micros(micros).to_string(), text);

@@ -349,7 +349,10 @@ mod tests {
             ),
             (r#"{"items":[{"queue":"a"}]}"#, "items[0]"),
             (r#"{"items":{}}"#, "items"),
-            (r#"{"items":[{"queue":"a","payload":}]}"#, "column 32"),
+            (
+                r#"{"items":[{"queue":"a","payload":}]}"#,
+                "items[0].payload",
+            ),
         ] {
             let error = prepared(body).expect_err(body).to_string();
             assert!(error.contains(place), "{body}: {error}");

@@ -1,0 +1,123 @@
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use private_postgres::{Options, PrivatePostgres};
+use queen::broker::Running;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::time::timeout;
+
+use crate::support::{Fixture, config};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn brokers_that_boot_at_once_on_an_empty_database_all_serve() {
+    let postgres = PrivatePostgres::start(Options::throwaway()).unwrap();
+    let starts = (0..4).map(|_| Running::start(config(&postgres, &[])));
+    for started in futures_util::future::join_all(starts).await {
+        let running = started.unwrap();
+        let health = reqwest::get(format!("http://{}/health", running.address()))
+            .await
+            .unwrap();
+        assert_eq!(health.status(), 200);
+    }
+}
+
+#[tokio::test]
+async fn a_standby_is_refused() {
+    let mut postgres = PrivatePostgres::start(Options::throwaway()).unwrap();
+    postgres.stop();
+    std::fs::write(postgres.dir().join("data/standby.signal"), "").unwrap();
+    postgres.restart().unwrap();
+    let error = Running::start(config(&postgres, &[]))
+        .await
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(error.contains("standby"), "{error}");
+}
+
+#[tokio::test]
+async fn an_unreachable_database_and_a_taken_port_say_what_to_check() {
+    let fixture = Fixture::start().await;
+    let port = fixture.broker.address().port().to_string();
+    let taken = config(&fixture.postgres, &[("PORT", &port)]);
+    let error = Running::start(taken).await.err().unwrap().to_string();
+    assert!(error.contains("PORT"), "{error}");
+    let wrong = config(&fixture.postgres, &[("PG_PASSWORD", "wrong-secret")]);
+    let error = Running::start(wrong).await.err().unwrap().to_string();
+    assert!(
+        error.contains("PG_PASSWORD") && !error.contains("wrong-secret"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_stop_answers_the_parked_fetches() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["1"]).await;
+    let other = fixture.another(&[]).await;
+    let url = format!("http://{}/api/v1/fetch", other.address());
+    let body = r#"{"entries":[{"queue":"q","partition":"p","offset":1}],"maxWaitMs":30000}"#;
+    let parked =
+        tokio::spawn(async move { reqwest::Client::new().post(url).body(body).send().await });
+    let broker = std::sync::Arc::clone(other.broker());
+    crate::support::until(|| async { broker.waiters.count() == 1 }).await;
+    timeout(Duration::from_secs(10), other.stop())
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(parked.await.unwrap().unwrap().status(), 200);
+}
+
+#[test]
+fn dev_brings_a_database_of_its_own_and_stops_on_sigterm() {
+    let folder = tempfile::tempdir().unwrap();
+    // The account that runs PostgreSQL must be able to reach its folder.
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), open).unwrap();
+    let start = || {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_queen"))
+            .arg("--dev")
+            .env_clear()
+            .env("PATH", std::env::var("PATH").unwrap())
+            .env("PORT", "0")
+            .current_dir(folder.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        (child, line)
+    };
+    // The second start finds the first one's database.
+    for _ in 0..2 {
+        let (mut child, line) = start();
+        assert!(
+            line.starts_with("queen ") && line.contains(" listening=http://127.0.0.1:"),
+            "{line}"
+        );
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        kill_process(pid, Signal::TERM).unwrap();
+        assert!(child.wait().unwrap().success());
+    }
+    assert!(folder.path().join(".queen").is_dir());
+}
+
+#[test]
+fn a_wrong_configuration_exits_2_and_names_every_variable() {
+    let output = Command::new(env!("CARGO_BIN_EXE_queen"))
+        .env_clear()
+        .env("PORT", "seventy")
+        .env("QUEEN_TENANCY_HEADER", "maybe")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        text.contains("PORT") && text.contains("QUEEN_TENANCY_HEADER"),
+        "{text}"
+    );
+}

@@ -1,0 +1,329 @@
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::support::{Fixture, until};
+
+const TENANT_A: &str = "11111111-1111-1111-1111-111111111111";
+const TENANT_B: &str = "22222222-2222-2222-2222-222222222222";
+/// More than any answer that does not park takes.
+const SOON: Duration = Duration::from_secs(10);
+
+#[tokio::test]
+async fn every_entry_is_answered_in_order_with_its_bounds() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["1", "2", "3"]).await;
+    fixture.push("q", "7", &["7"]).await;
+    let answer = fixture
+        .fetch(
+            r#"{"entries":[
+                {"queue":"q","partition":"p","offset":1},
+                {"queue":"q","partition":7,"offset":0},
+                {"queue":"q","partition":"p","offset":3},
+                {"queue":"q","partition":"p","offset":4},
+                {"queue":"q","partition":"never written","offset":0},
+                {"queue":"nowhere","offset":0}]}"#,
+        )
+        .await;
+    let entries = &answer.entries;
+    let offsets = |n: usize| {
+        entries[n]
+            .records
+            .iter()
+            .map(|r| r.offset)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(offsets(0), [1, 2]);
+    assert_eq!(
+        (entries[0].high_watermark, entries[0].log_start_offset),
+        (3, 0)
+    );
+    assert_eq!((entries[1].partition.as_str(), offsets(1)), ("7", vec![0]));
+    assert!(entries[2].is_ok() && entries[2].records.is_empty());
+    assert!(entries[3].is_offset_out_of_range());
+    assert_eq!(entries[3].high_watermark, 3);
+    assert!(entries[4].is_ok());
+    assert_eq!(
+        (entries[4].high_watermark, entries[4].log_start_offset),
+        (0, 0)
+    );
+    assert!(entries[5].is_unknown_partition());
+}
+
+#[tokio::test]
+async fn below_the_log_start_is_out_of_range_with_the_bounds() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["1", "2"]).await;
+    fixture.push("q", "p", &["3"]).await;
+    let session = fixture.session().await;
+    session
+        .batch_execute(
+            "DELETE FROM queen.segments WHERE base_offset = 0; UPDATE queen.partitions SET log_start = 2",
+        )
+        .await
+        .unwrap();
+    let answer = fixture
+        .fetch(r#"{"entries":[{"queue":"q","partition":"p","offset":1},{"queue":"q","partition":"p","offset":2}]}"#)
+        .await;
+    assert!(answer.entries[0].is_offset_out_of_range());
+    assert_eq!(
+        (
+            answer.entries[0].log_start_offset,
+            answer.entries[0].high_watermark
+        ),
+        (2, 3)
+    );
+    assert_eq!(answer.entries[1].records[0].payload, 3);
+}
+
+#[tokio::test]
+async fn a_wrong_call_is_refused_whole() {
+    let fixture = Fixture::start().await;
+    let many = vec![r#"{"queue":"q","offset":0}"#; 1_025].join(",");
+    for body in [
+        format!(r#"{{"entries":[{many}]}}"#),
+        r#"{"entries":[{"queue":"q","offset":-1}]}"#.into(),
+        r#"{"entries":[{"queue":"q","offset":0,"maxBytes":"1"}]}"#.into(),
+        r#"{"entries":[{"queue":"q"}]}"#.into(),
+        "[]".into(),
+        String::new(),
+    ] {
+        assert_eq!(
+            fixture.post("/api/v1/fetch", body.clone()).await.status,
+            400,
+            "{body:.80}"
+        );
+    }
+    let most = vec![r#"{"queue":"q","offset":0}"#; 1_024].join(",");
+    let answer = fixture.fetch(&format!(r#"{{"entries":[{most}]}}"#)).await;
+    assert_eq!(answer.entries.len(), 1_024);
+}
+
+#[tokio::test]
+async fn a_parked_fetch_is_woken_by_a_push_and_holds_no_session() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["1"]).await;
+    let parked = fixture.fetch(
+        r#"{"entries":[{"queue":"q","partition":"other","offset":0},{"queue":"q","partition":"p","offset":1}],"maxWaitMs":30000}"#,
+    );
+    let push = async {
+        fixture.until_parked(1).await;
+        until(|| async { fixture.broker.broker().database.usage().0 == 0 }).await;
+        assert_eq!(fixture.get("/status").await.json()["fetchesParked"], 1);
+        fixture.push("q", "p", &["2"]).await;
+    };
+    let (answer, ()) = timeout(SOON, async { tokio::join!(parked, push) })
+        .await
+        .unwrap();
+    assert_eq!(answer.entries[1].records[0].payload, 2);
+}
+
+#[tokio::test]
+async fn a_parked_fetch_is_woken_by_a_push_to_another_broker() {
+    let fixture = Fixture::start().await;
+    let other = fixture.another(&[]).await;
+    fixture.push("q", "p", &["1"]).await;
+    // The listening connection is up once the first signal of the other broker arrives: every
+    // round starts from a watermark that the former moved.
+    let mut offset = 1;
+    let mut woken = false;
+    for _ in 0..5 {
+        let body = format!(
+            r#"{{"entries":[{{"queue":"q","partition":"p","offset":{offset}}}],"maxWaitMs":30000}}"#
+        );
+        let begun = tokio::time::Instant::now();
+        let parked = fixture.fetch(&body);
+        let push = async {
+            fixture.until_parked(1).await;
+            until(|| async { fixture.broker.broker().database.usage().0 == 0 }).await;
+            let body = r#"{"items":[{"queue":"q","partition":"p","payload":2}]}"#;
+            assert_eq!(
+                fixture.post_to(&other, "/api/v1/push", body).await.status,
+                201
+            );
+        };
+        let (answer, ()) = timeout(SOON, async { tokio::join!(parked, push) })
+            .await
+            .unwrap();
+        assert_eq!(answer.entries[0].records[0].offset, offset);
+        offset += 1;
+        // Sooner than it looks again by itself.
+        woken |= begun.elapsed() < Duration::from_secs(4);
+    }
+    assert!(woken, "no signal of the other broker arrived");
+}
+
+#[tokio::test]
+async fn an_entry_with_an_error_ends_the_long_poll_at_once() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["1"]).await;
+    for wrong in [
+        r#"{"queue":"nowhere","offset":0}"#,
+        r#"{"queue":"q","partition":"p","offset":9}"#,
+    ] {
+        let body = format!(
+            r#"{{"entries":[{{"queue":"q","partition":"p","offset":1}},{wrong}],"maxWaitMs":30000}}"#
+        );
+        let answer = timeout(SOON, fixture.fetch(&body)).await.unwrap();
+        assert!(!answer.entries[1].is_ok());
+    }
+}
+
+#[tokio::test]
+async fn a_fetch_waits_for_min_bytes_but_not_past_its_wait() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["123"]).await;
+    let body = |wait: u32| {
+        format!(
+            r#"{{"entries":[{{"queue":"q","partition":"p","offset":0}}],"maxWaitMs":{wait},"minBytes":6}}"#
+        )
+    };
+    let answer = timeout(SOON, fixture.fetch(&body(50))).await.unwrap();
+    assert_eq!(
+        answer.record_count(),
+        1,
+        "the wait is over, so what is there comes"
+    );
+    let full = body(30_000);
+    let parked = fixture.fetch(&full);
+    let push = async {
+        fixture.until_parked(1).await;
+        fixture.push("q", "p", &["456"]).await;
+    };
+    let (answer, ()) = timeout(SOON, async { tokio::join!(parked, push) })
+        .await
+        .unwrap();
+    assert_eq!(answer.record_count(), 2);
+}
+
+#[tokio::test]
+async fn min_bytes_0_never_parks() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["1"]).await;
+    let body =
+        r#"{"entries":[{"queue":"q","partition":"p","offset":1}],"maxWaitMs":30000,"minBytes":0}"#;
+    let answer = timeout(SOON, fixture.fetch(body)).await.unwrap();
+    assert!(answer.entries[0].is_ok() && answer.entries[0].records.is_empty());
+}
+
+#[tokio::test]
+async fn max_bytes_bounds_an_entry_but_its_first_segment_always_comes() {
+    let fixture = Fixture::start().await;
+    for payload in ["1", "2", "3"] {
+        fixture.push("q", "p", &[payload]).await;
+    }
+    let body = |bytes: i64| {
+        format!(r#"{{"entries":[{{"queue":"q","partition":"p","offset":0,"maxBytes":{bytes}}}]}}"#)
+    };
+    assert_eq!(fixture.fetch(&body(1)).await.record_count(), 1);
+    assert_eq!(fixture.fetch(&body(0)).await.record_count(), 1);
+    assert_eq!(fixture.fetch(&body(100_000_000)).await.record_count(), 3);
+}
+
+#[tokio::test]
+async fn an_entry_returns_at_most_10000_records_and_the_rest_follows() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["0"; 6_000]).await;
+    fixture.push("q", "p", &["1"; 6_000]).await;
+    let answer = fixture
+        .fetch(r#"{"entries":[{"queue":"q","partition":"p","offset":1000}]}"#)
+        .await;
+    assert_eq!(answer.record_count(), 10_000);
+    let next = answer.entries[0].next_offset().unwrap();
+    assert_eq!(next, 11_000);
+    let body = format!(r#"{{"entries":[{{"queue":"q","partition":"p","offset":{next}}}]}}"#);
+    assert_eq!(fixture.fetch(&body).await.record_count(), 1_000);
+}
+
+#[tokio::test]
+async fn a_call_ends_at_its_rendered_bytes_and_later_entries_are_empty_below_their_watermark() {
+    const MIB: usize = 1_048_576;
+    let fixture = Fixture::start().await;
+    let large = format!("\"{}\"", "x".repeat(4 * MIB));
+    for partition in ["a", "b"] {
+        fixture.push("q", partition, &[large.as_str(); 10]).await;
+    }
+    let mut next = [0_i64, 0];
+    let mut calls = 0;
+    while next != [10, 10] {
+        let body = format!(
+            r#"{{"entries":[{{"queue":"q","partition":"a","offset":{}}},{{"queue":"q","partition":"b","offset":{}}}]}}"#,
+            next[0], next[1]
+        );
+        let answer = fixture.post("/api/v1/fetch", body).await;
+        assert!(
+            answer.text.len() <= 64 * MIB + 1_000,
+            "{}",
+            answer.text.len()
+        );
+        let answer: queen_protocol::FetchResponse = answer.typed();
+        assert!(answer.record_count() > 0);
+        for (position, entry) in next.iter_mut().zip(&answer.entries) {
+            assert!(entry.is_ok());
+            assert_eq!(entry.high_watermark, 10);
+            *position = entry.next_offset().unwrap_or(*position);
+        }
+        calls += 1;
+    }
+    assert_eq!(calls, 2);
+}
+
+#[tokio::test]
+async fn a_damaged_segment_is_reported_where_it_lies_and_never_skipped() {
+    let fixture = Fixture::start().await;
+    for payload in ["1", "2", "3"] {
+        fixture.push("q", "p", &[payload]).await;
+    }
+    let session = fixture.session().await;
+    session
+        .batch_execute(
+            "UPDATE queen.segments SET block = set_byte(block, 12, get_byte(block, 12) # 255)
+             WHERE base_offset = 1",
+        )
+        .await
+        .unwrap();
+    let answer = fixture
+        .fetch(r#"{"entries":[{"queue":"q","partition":"p","offset":0},{"queue":"q","partition":"p","offset":2}]}"#)
+        .await;
+    assert_eq!(answer.entries[0].records.len(), 1);
+    assert_eq!(answer.entries[0].error.as_deref(), Some("UNREADABLE"));
+    assert_eq!(answer.entries[1].records[0].payload, 3);
+}
+
+#[tokio::test]
+async fn another_tenants_queue_looks_exactly_like_none() {
+    let fixture = Fixture::with(&[("QUEEN_TENANCY_HEADER", "true")], &[]).await;
+    let push = r#"{"items":[{"queue":"secret","payload":1}]}"#;
+    let fetch = r#"{"entries":[{"queue":"secret","offset":0}]}"#;
+    let before = fixture.post_as(TENANT_B, "/api/v1/fetch", fetch).await;
+    assert_eq!(
+        fixture.post_as(TENANT_A, "/api/v1/push", push).await.status,
+        201
+    );
+    let after = fixture.post_as(TENANT_B, "/api/v1/fetch", fetch).await;
+    assert_eq!(before.text, after.text);
+    let own: queen_protocol::FetchResponse = fixture
+        .post_as(TENANT_A, "/api/v1/fetch", fetch)
+        .await
+        .typed();
+    assert_eq!(own.record_count(), 1);
+    assert_eq!(
+        fixture
+            .post_as("not a uuid", "/api/v1/fetch", fetch)
+            .await
+            .status,
+        400
+    );
+}
+
+#[tokio::test]
+async fn without_the_flag_the_tenant_header_means_nothing() {
+    let fixture = Fixture::start().await;
+    let push = r#"{"items":[{"queue":"q","payload":1}]}"#;
+    assert_eq!(
+        fixture.post_as(TENANT_A, "/api/v1/push", push).await.status,
+        201
+    );
+    let fetch = r#"{"entries":[{"queue":"q","offset":0}]}"#;
+    assert_eq!(fixture.fetch(fetch).await.record_count(), 1);
+}

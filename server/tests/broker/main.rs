@@ -1,0 +1,13 @@
+//! The broker against a real PostgreSQL, over HTTP.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod boot;
+mod changed;
+mod configure;
+mod fetch;
+mod http;
+mod kv;
+mod push;
+mod safe_time;
+mod support;
