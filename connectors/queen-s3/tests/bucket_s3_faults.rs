@@ -1,6 +1,7 @@
 //! The bucket over the S3 API, against a store that misbehaves as a test says.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -35,7 +36,8 @@ enum Do {
 #[derive(Clone, Default)]
 struct Script {
     plan: Arc<Mutex<VecDeque<Do>>>,
-    seen: Arc<Mutex<Vec<(Parts, usize)>>>,
+    seen: Arc<Mutex<Vec<Parts>>>,
+    received: Arc<AtomicUsize>,
 }
 
 /// A store that does one step of its script per request and keeps what it was asked.
@@ -49,7 +51,7 @@ impl Store {
     async fn doing(plan: impl IntoIterator<Item = Do>) -> Self {
         let script = Script {
             plan: Arc::new(Mutex::new(plan.into_iter().collect())),
-            seen: Arc::default(),
+            ..Script::default()
         };
         let app = Router::new().fallback(handle).with_state(script.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -92,13 +94,13 @@ impl Store {
     fn requests(&self) -> Vec<String> {
         let seen = self.script.seen.lock().expect("no panic holds it");
         seen.iter()
-            .map(|(parts, _)| format!("{} {}", parts.method, parts.uri))
+            .map(|parts| format!("{} {}", parts.method, parts.uri))
             .collect()
     }
 
     fn header(&self, name: &str) -> Option<String> {
         let seen = self.script.seen.lock().expect("no panic holds it");
-        let (parts, _) = seen.last().expect("a request");
+        let parts = seen.last().expect("a request");
         parts
             .headers
             .get(name)
@@ -121,16 +123,11 @@ async fn handle(State(script): State<Script>, request: Request) -> Response {
     };
     let (parts, body) = request.into_parts();
     let mut body = body.into_data_stream();
-    let mut length = 0;
     while let Some(chunk) = body.try_next().await.expect("a whole body") {
-        length += chunk.len();
+        script.received.fetch_add(chunk.len(), Relaxed);
         tokio::time::sleep(pace).await;
     }
-    script
-        .seen
-        .lock()
-        .expect("no panic holds it")
-        .push((parts, length));
+    script.seen.lock().expect("no panic holds it").push(parts);
     answer
 }
 
@@ -522,4 +519,33 @@ async fn a_store_that_does_not_answer_is_given_up() {
         error.to_string().contains("did not answer within 300 ms"),
         "{error}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn half_of_a_single_put_has_reached_the_store_when_the_hook_is_called() {
+    let content: &'static [u8] = Box::leak(vec![b'x'; 3 << 20].into_boxed_slice());
+    let half = content.len() / 2;
+    let mut store = Store::answering([answer(200, &[], "")]).await;
+    let (received, seen) = (
+        Arc::clone(&store.script.received),
+        Arc::new(Mutex::new(None)),
+    );
+    store.options.mid_upload = Some({
+        let seen = Arc::clone(&seen);
+        Arc::new(move |_: &str| {
+            // The process would end here; what the kernel has taken still arrives.
+            let begin = Instant::now();
+            while received.load(Relaxed) < half && begin.elapsed() < Duration::from_secs(10) {
+                std::thread::yield_now();
+            }
+            *seen.lock().expect("no panic holds it") = Some(received.load(Relaxed));
+        })
+    });
+    store.options.timeouts.stall = Duration::from_secs(20);
+    let bucket = store.bucket();
+    tokio::spawn(async move { bucket.put("a", body(content)).await })
+        .await
+        .expect("no panic")
+        .expect("it is taken");
+    assert_eq!(*seen.lock().expect("no panic holds it"), Some(half));
 }
