@@ -549,3 +549,19 @@ async fn half_of_a_single_put_has_reached_the_store_when_the_hook_is_called() {
         .expect("it is taken");
     assert_eq!(*seen.lock().expect("no panic holds it"), Some(half));
 }
+
+#[tokio::test]
+async fn a_completion_whose_answer_does_not_read_has_an_unknown_outcome() {
+    for body in ["<CompleteMultipartUploadResponse/>", "", "<html>"] {
+        let store = Store::answering([answer(200, &[], body)]).await;
+        let error = store
+            .bucket()
+            .complete_multipart("a", "u", &["\"1\"".into()])
+            .await;
+        let error = error.expect_err("nobody knows");
+        assert!(
+            matches!(error.kind, BucketErrorKind::Transport(_)),
+            "{body}: {error}"
+        );
+    }
+}

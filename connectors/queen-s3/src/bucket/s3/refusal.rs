@@ -48,7 +48,8 @@ impl Place {
                 .filter(|value| !value.is_empty())
         };
         let service = error.as_service_error();
-        if service.is_none() && (200..300).contains(&status) {
+        let code = service.and_then(|error| error.code()).unwrap_or_default();
+        if code.is_empty() && (200..300).contains(&status) {
             return BucketErrorKind::Transport(format!(
                 "the answer of {} does not read: {}",
                 self.endpoint,
@@ -56,7 +57,6 @@ impl Place {
             ));
         }
 
-        let code = service.and_then(|error| error.code()).unwrap_or_default();
         let said = service
             .and_then(|error| error.message())
             .unwrap_or_default();
