@@ -314,19 +314,24 @@ async fn an_upload_that_is_gone_is_told_apart() {
 
 #[tokio::test]
 async fn a_busy_store_is_asked_once_and_its_wish_to_wait_is_kept() {
-    let mut slow = refusal(503, "SlowDown", "Please reduce your request rate.");
-    slow.headers_mut()
-        .insert("retry-after", "9".parse().expect("a value"));
-    let store = Store::answering([slow]).await;
-    let error = store
-        .bucket()
-        .put("a", body(b"x"))
-        .await
-        .expect_err("refused");
+    let slow = || {
+        let mut slow = refusal(503, "SlowDown", "Please reduce your request rate.");
+        slow.headers_mut()
+            .insert("retry-after", "9".parse().expect("a value"));
+        slow
+    };
+    let store = Store::answering([slow(), slow()]).await;
+    let bucket = store.bucket();
+    let error = bucket.put("a", body(b"x")).await.expect_err("refused");
     assert_eq!(refused(&error), (503, "SlowDown"));
     assert_eq!(error.retry_after(), Some(Duration::from_secs(9)));
-    assert_eq!(store.requests().len(), 1);
-    assert_eq!(store.options.status.s3_requests(), [("put", 503, 1)]);
+    let error = bucket.list("a", None).await.expect_err("refused");
+    assert_eq!(refused(&error), (503, "SlowDown"));
+    assert_eq!(store.requests().len(), 2);
+    assert_eq!(
+        store.options.status.s3_requests(),
+        [("list", 503, 1), ("put", 503, 1)]
+    );
 }
 
 #[tokio::test]
