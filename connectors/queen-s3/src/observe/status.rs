@@ -129,6 +129,8 @@ pub struct QueueStatus {
     pub discovered: AtomicU64,
     /// Windows committed since the last checkpoint.
     pub checkpoint_age: AtomicU64,
+    /// Record bytes buffered and in no window yet.
+    pub buffered: AtomicU64,
 }
 
 impl Default for QueueStatus {
@@ -149,6 +151,7 @@ impl Default for QueueStatus {
             fetches_failed: AtomicU64::new(0),
             discovered: AtomicU64::new(0),
             checkpoint_age: AtomicU64::new(0),
+            buffered: AtomicU64::new(0),
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::broker::{
 use crate::lake::documents::Intent;
 use crate::limits::{
     CHANGED_PAGE, ENTRY_RETRY, FETCH_CALL_BYTES, FETCH_CALL_LEAST_BYTES, FETCH_ENTRIES,
-    FETCH_ENTRY_LEAST_BYTES, FETCH_ENTRY_MAX_BYTES, FULL_PASS_EVERY, PROBE_BYTES,
+    FETCH_ENTRY_LEAST_BYTES, FETCH_ENTRY_MAX_BYTES, FULL_PASS_EVERY, PROBE_BYTES, QUEUE_ROOM_BYTES,
 };
 use crate::observe::sampled::Sampled;
 use crate::ownership::Fence;
@@ -261,7 +261,7 @@ impl<'a> Session<'a> {
                 }
             } else {
                 self.discover();
-                self.close(Press::None);
+                self.close(self.press());
                 self.read();
             }
             let draining = *stop.borrow();
@@ -439,24 +439,41 @@ impl<'a> Session<'a> {
         if taken + call <= budget.limit() {
             return Some(call);
         }
-        if self.fetches > 0 {
+        if self.fetches > 0 || self.committing {
             return None;
         }
-        // The partition with the lowest frontier may always be read, in small steps; to make room
-        // the records furthest ahead are dropped.
-        if !self.committing {
-            self.close(Press::Memory);
+        // Room for one small fetch is every queue's; beyond it the largest buffer makes room.
+        if self.engine.buffered_bytes() < QUEUE_ROOM_BYTES {
+            return Some(FETCH_CALL_LEAST_BYTES);
         }
+        if self.press() == Press::None {
+            return None;
+        }
+        self.close(Press::Memory);
         if self.committing {
             return None;
         }
-        self.engine
-            .shed((taken + call).saturating_sub(budget.limit()) as u64, budget);
-        let oversized = self.engine.buffered_bytes() > budget.limit() as u64 / 2;
-        if oversized && budget.used() > budget.limit() && self.stream_oversized() {
+        // Nothing can be closed before the partition with the lowest frontier is read on: the
+        // records furthest ahead make room for that.
+        self.engine.shed((taken + call).saturating_sub(budget.limit()) as u64, budget);
+        let alone = self.engine.buffered_bytes() > budget.limit() as u64 / 2;
+        if alone && budget.used() > budget.limit() && self.stream_oversized() {
             return None;
         }
         Some(FETCH_CALL_LEAST_BYTES)
+    }
+
+    /// Whether memory is short and this queue's buffer is the largest of all.
+    fn press(&self) -> Press {
+        let context = &self.task.context;
+        let mine = self.engine.buffered_bytes();
+        self.task.status.buffered.store(mine, Relaxed);
+        if context.budget.used() + FETCH_CALL_LEAST_BYTES <= context.budget.limit() || mine == 0 {
+            return Press::None;
+        }
+        let mut queues = context.status.queues().into_iter();
+        let largest = queues.all(|(_, status)| status.buffered.load(Relaxed) <= mine);
+        if largest { Press::Memory } else { Press::None }
     }
 
     fn fetched(&mut self, call: &Call, answer: Result<FetchAnswer, BrokerError>) {

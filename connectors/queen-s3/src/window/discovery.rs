@@ -139,6 +139,10 @@ impl Engine {
         let now = self.pass.pages;
         let partition = self.partition_mut(id);
         partition.named_at = now;
+        if partition.flags.restored {
+            self.confirm_restored(id, listed);
+            return;
+        }
         let other_id = matches!((partition.id, listed.id), (Some(old), Some(new)) if old != new);
         // Comparable only when nothing moved since the page was asked for.
         let comparable = partition.moved_at < now;
@@ -177,9 +181,11 @@ impl Engine {
         partition.position = log_start;
         partition.watermark = partition.watermark.max(log_start);
         partition.moved_at = now;
-        // While skipping it is not known which of them were in earlier windows: naming one that
-        // was is the lesser evil.
-        self.note_lost(id, position, log_start - 1);
+        if partition.flags.skipping && partition.is_behind() {
+            self.doubted_losses.entry(id).or_insert(position);
+        } else {
+            self.note_lost(id, position, log_start - 1);
+        }
     }
 
     /// Another life of a partition begins: offsets from 0 again.
@@ -210,6 +216,8 @@ impl Engine {
             .map_or(self.partition(id).position, |seek| seek.lo());
         let listed_end = self.partition(id).listed_end;
         self.note_lost(id, first_unread, listed_end - 1);
+        self.doubted_losses.remove(&id);
+        self.unproven.remove(&id);
         let generation = self.next_generation();
         let partition = self.partition_mut(id);
         partition.generation = generation;

@@ -6,8 +6,10 @@
 //! goes below. A window may end at or below every frontier and the last complete pass's `safeTime`
 //! less the guard; below that bound the set of records can no longer change.
 //!
-//! [`discovery`] takes passes in, [`reading`] takes fetch answers in, [`close`] decides.
+//! [`discovery`] takes passes in, [`reading`] takes fetch answers in, [`close`] decides,
+//! [`checkpoint`] gives positions out and takes them back.
 
+mod checkpoint;
 mod close;
 mod discovery;
 mod partition;
@@ -74,6 +76,12 @@ pub struct Engine {
     generations: u32,
     /// First `ts` of the present life, where records of a former one are still buffered.
     life_starts: BTreeMap<PartitionId, Micros>,
+    /// Where reading would have begun in partitions whose log starts later: the gap is lost, unless
+    /// what follows is still below the cut.
+    doubted_losses: BTreeMap<PartitionId, i64>,
+    /// Partitions whose restored position is trusted once the record before it was seen, with
+    /// their logs' starts.
+    unproven: BTreeMap<PartitionId, i64>,
 }
 
 impl Engine {
@@ -98,6 +106,8 @@ impl Engine {
             suspects: 0,
             generations: 0,
             life_starts: BTreeMap::new(),
+            doubted_losses: BTreeMap::new(),
+            unproven: BTreeMap::new(),
         }
     }
 

@@ -50,6 +50,8 @@ pub(super) struct Flags {
     pub(super) suspect: bool,
     /// A full pass no longer names it: what is buffered cannot be read again.
     pub(super) ended: bool,
+    /// Known from a checkpoint only; no pass has named it yet.
+    pub(super) restored: bool,
 }
 
 impl Partition {
@@ -66,6 +68,15 @@ pub(super) struct PartitionBuffer {
 }
 
 impl PartitionBuffer {
+    /// Offset of the first buffered record at or above `from`.
+    pub(super) fn first_offset_from(&self, from: Micros) -> Option<i64> {
+        self.chunks
+            .iter()
+            .flat_map(|chunk| chunk.records())
+            .find(|record| record.ts >= from)
+            .map(|record| record.offset)
+    }
+
     /// Takes the records below `end` out, in order.
     pub(super) fn take_below(&mut self, end: Micros) -> Vec<Chunk> {
         let mut taken = Vec::new();

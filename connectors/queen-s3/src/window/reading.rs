@@ -143,6 +143,9 @@ impl Engine {
         if request.probe {
             return self.probed(request, first.offset, first.ts);
         }
+        if !self.prove(id, first.offset, first.ts) {
+            return ReadResult::Progress;
+        }
         self.take_in(id, chunk, entry.high_watermark);
         ReadResult::Progress
     }

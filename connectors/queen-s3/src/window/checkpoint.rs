@@ -1,0 +1,135 @@
+//! Checkpoints: positions given out after a window, and taken in again after a start. They are a
+//! cache: a wrong one costs reads and no record.
+
+use crate::broker::ListedPartition;
+use crate::lake::checkpoint::Position;
+use crate::time::Micros;
+
+use super::partition::{Flags, Partition};
+use super::seek::Seek;
+use super::{Engine, PartitionId};
+
+impl Engine {
+    /// For every tracked partition the first offset that is in no window yet, by name (bytes).
+    pub fn checkpoint(&self) -> Vec<Position> {
+        let mut positions: Vec<Position> = self
+            .partitions
+            .iter()
+            .enumerate()
+            .filter_map(|(index, partition)| {
+                let partition = partition.as_ref().filter(|partition| !partition.flags.ended)?;
+                Some(Position {
+                    partition: partition.name.to_string(),
+                    offset: self.first_unwritten(PartitionId(index as u32), partition),
+                    id: partition.id,
+                })
+            })
+            .collect();
+        positions.sort_unstable_by(|a, b| a.partition.cmp(&b.partition));
+        for lost in &self.lost {
+            // A range that no manifest names yet has to be found missing again.
+            if let Ok(at) = positions.binary_search_by(|p| p.partition.cmp(&lost.partition)) {
+                positions[at].offset = positions[at].offset.min(lost.from);
+            }
+        }
+        positions
+    }
+
+    fn first_unwritten(&self, id: PartitionId, partition: &Partition) -> i64 {
+        if let Some(from) = self.doubted_losses.get(&id) {
+            return *from;
+        }
+        if let Some(seek) = self.seeks.get(&id) {
+            return seek.lo();
+        }
+        if partition.flags.reborn {
+            return partition.position;
+        }
+        let life_start = self.life_starts.get(&id).copied().unwrap_or(Micros::MIN);
+        self.buffers
+            .get(&id)
+            .and_then(|buffer| buffer.first_offset_from(life_start))
+            .unwrap_or(partition.position)
+    }
+
+    /// Takes in the positions of a checkpoint whose window is committed. To be called before the
+    /// first pass. Each is trusted only when the record before it proves to be below the cut.
+    pub fn restore(&mut self, positions: Vec<Position>) {
+        for position in positions {
+            if position.offset < 0 || self.by_name.contains_key(position.partition.as_str()) {
+                continue;
+            }
+            let generation = self.next_generation();
+            self.track(Partition {
+                name: position.partition.into(),
+                id: position.id,
+                position: position.offset,
+                watermark: position.offset,
+                listed_end: position.offset,
+                last_ts: Micros::MIN,
+                generation,
+                moved_at: 0,
+                named_at: 0,
+                flags: Flags { restored: true, ..Flags::default() },
+            });
+        }
+    }
+
+    /// A restored partition is listed for the first time.
+    pub(super) fn confirm_restored(&mut self, id: PartitionId, listed: &ListedPartition) {
+        let now = self.pass.pages;
+        let cut = self.cut;
+        let end = (listed.last_offset + 1).max(listed.log_start);
+        let partition = self.partition_mut(id);
+        let from = partition.position;
+        let same_life = !matches!((partition.id, listed.id), (Some(a), Some(b)) if a != b);
+        partition.id = listed.id.or(partition.id);
+        partition.watermark = end;
+        partition.listed_end = listed.last_offset + 1;
+        partition.moved_at = now;
+        partition.flags.restored = false;
+        partition.flags.skipping = cut > Micros::ZERO;
+        if !same_life || from > end {
+            self.seek_within(id, listed.log_start, end);
+            return;
+        }
+        if from < listed.log_start {
+            self.log_starts_at(id, listed.log_start);
+            return;
+        }
+        // The record before the position, if it is still there, tells whether to trust it.
+        let proof = (from - 1).max(listed.log_start);
+        self.partition_mut(id).position = proof;
+        if proof < from {
+            self.unproven.insert(id, listed.log_start);
+        }
+    }
+
+    /// The first record read of a restored partition: `false` when the position proves wrong and
+    /// has to be looked for.
+    pub(super) fn prove(&mut self, id: PartitionId, offset: i64, ts: Micros) -> bool {
+        let cut = self.cut;
+        if let Some(from) = self.doubted_losses.remove(&id)
+            && ts >= cut
+        {
+            self.note_lost(id, from, offset - 1);
+        }
+        match self.unproven.remove(&id) {
+            Some(log_start) if ts >= cut => {
+                self.seek_within(id, log_start, offset);
+                false
+            }
+            _ => true,
+        }
+    }
+
+    fn seek_within(&mut self, id: PartitionId, from: i64, end: i64) {
+        let seek = Seek::new(from, end);
+        match seek.settled() {
+            Some(position) => self.partition_mut(id).position = position,
+            None => {
+                self.seeks.insert(id, seek);
+            }
+        }
+    }
+}
