@@ -17,6 +17,18 @@ pub const KV_NAMESPACE: &str = "queen-s3";
 pub const MIB: usize = 1_048_576;
 /// Length of one part of a multipart upload.
 pub const PART_BYTES: usize = 16 * MIB;
+/// Record bytes that are given to a compressor at a time.
+pub const COMPRESS_STEP_BYTES: usize = MIB;
+/// Zstandard level of JSONL objects and of checkpoints.
+pub const ZSTD_LEVEL: i32 = 3;
+/// Record bytes of an object that one Zstandard worker compresses at a time. Bytes depend on it.
+pub const ZSTD_JOB_BYTES: u32 = 8 * MIB as u32;
+/// Most Zstandard workers of one object. Bytes do not depend on it.
+pub const ZSTD_MAX_WORKERS: u32 = 4;
+/// gzip level of JSONL objects.
+pub const GZIP_LEVEL: u32 = 6;
+/// Greatest length of a checkpoint's JSON text that is read.
+pub const CHECKPOINT_BYTES: u64 = 512 * MIB as u64;
 /// Greatest length of an S3 object key, in bytes.
 pub const KEY_BYTES: usize = 1_024;
 /// Greatest length of a name as keys spell it, in bytes; longer ones are hashed.

@@ -1,6 +1,9 @@
 //! Sorted records in, deterministic object bytes out.
 
 mod jsonl;
+mod parts;
+#[cfg(test)]
+mod testing;
 
 use bytes::Bytes;
 use thiserror::Error;
@@ -46,9 +49,17 @@ pub struct ObjectSummary {
 /// Why an object could not be built.
 #[derive(Debug, Error)]
 pub enum EncodeError {
-    /// The compressor failed, or the record bytes were not those announced.
+    /// The compressor failed.
     #[error("encoding failed: {0}")]
     Codec(#[from] std::io::Error),
+    /// The record bytes were not those announced.
+    #[error("encoding failed: {announced} record bytes were announced and {pushed} came")]
+    RecordBytes {
+        /// What [`ObjectSpec::record_bytes`] said.
+        announced: u64,
+        /// What came, up to the record at which it was seen.
+        pushed: u64,
+    },
 }
 
 impl ObjectEncoder {
@@ -69,8 +80,9 @@ impl ObjectEncoder {
         self.inner.take_part()
     }
 
-    /// Ends the object: the bytes after the last part taken (at most one part's length), and the
-    /// whole object's figures.
+    /// Ends the object: what comes after the last part taken, in pieces of exactly
+    /// [`crate::limits::PART_BYTES`] but for the last one, none of them empty; and the whole
+    /// object's figures. A compressor may hold more than one part back until its end.
     pub fn finish(self) -> Result<(Vec<Bytes>, ObjectSummary), EncodeError> {
         self.inner.finish()
     }

@@ -3,8 +3,9 @@
 //!
 //! [`start`] compares pointer and bucket, [`redo`] repeats an interrupted window, [`session`] is
 //! the running loop, [`commit`] and [`object`] write one window, [`log_stream`] reads the log in
-//! name order for what does not fit in memory.
+//! name order for what does not fit in memory, [`checkpoints`] keeps positions in the bucket.
 
+mod checkpoints;
 mod commit;
 mod log_stream;
 mod object;

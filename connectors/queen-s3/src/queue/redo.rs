@@ -16,7 +16,6 @@ use crate::lake::manifest::{Manifest, OffsetRange};
 use crate::lake::{Layout, Shape};
 use crate::ownership::Fence;
 use crate::time::Micros;
-use crate::window::{Engine, Policy};
 
 /// Why one try at a redo did not end with the window.
 enum Redo {
@@ -60,10 +59,11 @@ impl Task {
         );
         let mut backoff = self.context.jitter.backoff();
         loop {
-            let partitions = self.window_partitions(standing, &intent).await?;
+            let (partitions, mut lost) = self.window_partitions(standing, &intent).await?;
             let rebuilt = self.rebuild(fence, standing, &intent, &partitions).await;
             match rebuilt {
-                Ok((content, lost)) => {
+                Ok((content, deleted)) => {
+                    lost.extend(deleted);
                     let gaps = Gaps {
                         lost,
                         late: Vec::new(),
@@ -108,13 +108,13 @@ impl Task {
     }
 
     /// Every partition that can hold a record of the window, with a position at or shortly before
-    /// its first one.
+    /// its first one, and the ranges that are known to be deleted.
     async fn window_partitions(
         &self,
         standing: &Standing,
         intent: &Intent,
-    ) -> Result<Vec<(Name, i64, i64)>, End> {
-        let mut engine = Engine::new(self.redo_policy(), Micros(standing.pointer.t_end));
+    ) -> Result<(Vec<(Name, i64, i64)>, Vec<OffsetRange>), End> {
+        let mut engine = self.engine(standing).await;
         let mut backoff = self.context.jitter.backoff();
         loop {
             self.whole_pass(&mut engine, false).await?;
@@ -127,18 +127,10 @@ impl Task {
             // The broker's safeTime may fall between calls; the window is final above it only.
             tokio::time::sleep(backoff.next(None)).await;
         }
-        while engine.is_seeking() {
+        while engine.wants_probes() {
             self.probe(&mut engine).await?;
         }
-        Ok(engine.positions())
-    }
-
-    fn redo_policy(&self) -> Policy {
-        Policy {
-            target_bytes: u64::MAX,
-            max_window_us: i64::MAX,
-            ..self.policy()
-        }
+        Ok((engine.positions(), engine.take_lost()))
     }
 
     async fn rebuild(

@@ -50,6 +50,8 @@ enum Event {
     Released(Vec<ReadRequest>),
     Committed(Result<Standing, End>),
     Oversized(Result<Outcome, End>),
+    /// Whether a checkpoint was written, after this window.
+    Checkpointed(bool, u64),
 }
 
 /// A fetch call under way.
@@ -89,6 +91,9 @@ struct Session<'a> {
     /// Rendered bytes per stored byte, as lately seen.
     expansion: f64,
     committing: bool,
+    checkpointing: bool,
+    /// Window after which the last checkpoint was written.
+    checkpointed: u64,
     /// On a stop: whether the window being filled was judged.
     judged: bool,
     discovery_log: Sampled,
@@ -115,11 +120,18 @@ impl Task {
         standing: Standing,
         mut stop: watch::Receiver<bool>,
     ) -> Outcome {
+        let engine = tokio::select! {
+            biased;
+            () = stopping(&mut stop) => return End::Drained.into(),
+            engine = self.engine(&standing) => engine,
+        };
+        let age = self.status.checkpoint_age.load(Relaxed);
+        let checkpointed = standing.pointer.k - age;
         let now = Instant::now();
         let mut session = Session {
             task: self,
             fence,
-            engine: Engine::new(self.policy(), Micros(standing.pointer.t_end)),
+            engine,
             standing,
             under_way: FuturesUnordered::new(),
             pass: None,
@@ -134,6 +146,8 @@ impl Task {
             reserved: 0,
             expansion: 4.0,
             committing: false,
+            checkpointing: false,
+            checkpointed,
             judged: false,
             discovery_log: Sampled::default(),
             fetch_log: Sampled::default(),
@@ -297,9 +311,13 @@ impl<'a> Session<'a> {
             Event::Page(answer) => self.page(answer)?,
             Event::Fetched(call, answer) => self.fetched(&call, answer),
             Event::Released(reads) => reads.iter().for_each(|read| self.engine.unread(read)),
-            Event::Committed(result) => {
-                self.standing = result?;
-                self.committing = false;
+            Event::Committed(result) => self.committed(result?),
+            Event::Checkpointed(written, k) => {
+                self.checkpointing = false;
+                if written {
+                    self.checkpointed = k;
+                }
+                self.show_checkpoint_age();
             }
             Event::Oversized(result) => return Err(result?),
         }
@@ -455,7 +473,8 @@ impl<'a> Session<'a> {
         }
         // Nothing can be closed before the partition with the lowest frontier is read on: the
         // records furthest ahead make room for that.
-        self.engine.shed((taken + call).saturating_sub(budget.limit()) as u64, budget);
+        self.engine
+            .shed((taken + call).saturating_sub(budget.limit()) as u64, budget);
         let alone = self.engine.buffered_bytes() > budget.limit() as u64 / 2;
         if alone && budget.used() > budget.limit() && self.stream_oversized() {
             return None;
@@ -539,6 +558,27 @@ impl<'a> Session<'a> {
     }
 
     // Closing.
+
+    fn committed(&mut self, standing: Standing) {
+        self.committing = false;
+        self.standing = standing;
+        self.show_checkpoint_age();
+        let age = self.standing.pointer.k.saturating_sub(self.checkpointed);
+        if age >= self.task.settings().checkpoint_every && !self.checkpointing {
+            self.checkpointing = true;
+            let (task, fence, standing) = (self.task, self.fence, self.standing.clone());
+            let positions = self.engine.checkpoint();
+            self.start(async move {
+                let written = task.write_checkpoint(fence, &standing, positions).await;
+                Event::Checkpointed(written, standing.pointer.k)
+            });
+        }
+    }
+
+    fn show_checkpoint_age(&self) {
+        let age = self.standing.pointer.k.saturating_sub(self.checkpointed);
+        self.task.status.checkpoint_age.store(age, Relaxed);
+    }
 
     fn close(&mut self, press: Press) {
         if self.committing {

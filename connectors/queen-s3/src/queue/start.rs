@@ -1,12 +1,13 @@
 //! Starting a queue: the first pointer, and whether pointer and bucket tell the same story.
 
+use futures::TryStreamExt;
 use serde_json::Map;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::{End, Halt, Standing, Task};
 use crate::broker::{Changed, ChangedRequest, EntryError};
-use crate::bucket::BucketError;
+use crate::bucket::{BucketError, ObjectReader};
 use crate::config::Start;
 use crate::lake::Align;
 use crate::lake::documents::{CommitPointer, Intent};
@@ -174,19 +175,10 @@ impl Task {
     }
 
     async fn read_sidecar(&self, key: &str) -> Result<Option<Vec<u8>>, BucketError> {
-        use futures::TryStreamExt;
-
-        let Some(mut reader) = self.context.bucket.get(key).await? else {
-            return Ok(None);
-        };
-        let mut bytes = Vec::new();
-        while let Some(piece) = reader.stream.try_next().await? {
-            if bytes.len() + piece.len() > SIDECAR_BYTES {
-                break;
-            }
-            bytes.extend_from_slice(&piece);
+        match self.context.bucket.get(key).await? {
+            Some(reader) => body_bytes(reader).await.map(Some),
+            None => Ok(None),
         }
-        Ok(Some(bytes))
     }
 
     /// The key/value store is older than the lake: moves the pointer over a window that is whole.
@@ -286,4 +278,16 @@ impl Task {
             }
         }
     }
+}
+
+/// The content of a sidecar, cut at [`SIDECAR_BYTES`], where it no longer reads.
+pub(super) async fn body_bytes(mut reader: ObjectReader) -> Result<Vec<u8>, BucketError> {
+    let mut bytes = Vec::new();
+    while let Some(piece) = reader.stream.try_next().await? {
+        if bytes.len() + piece.len() > SIDECAR_BYTES {
+            break;
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(bytes)
 }

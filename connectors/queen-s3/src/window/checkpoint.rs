@@ -17,7 +17,9 @@ impl Engine {
             .iter()
             .enumerate()
             .filter_map(|(index, partition)| {
-                let partition = partition.as_ref().filter(|partition| !partition.flags.ended)?;
+                let partition = partition
+                    .as_ref()
+                    .filter(|partition| !partition.flags.ended)?;
                 Some(Position {
                     partition: partition.name.to_string(),
                     offset: self.first_unwritten(PartitionId(index as u32), partition),
@@ -70,7 +72,10 @@ impl Engine {
                 generation,
                 moved_at: 0,
                 named_at: 0,
-                flags: Flags { restored: true, ..Flags::default() },
+                flags: Flags {
+                    restored: true,
+                    ..Flags::default()
+                },
             });
         }
     }

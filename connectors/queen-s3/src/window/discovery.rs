@@ -191,6 +191,8 @@ impl Engine {
     /// Another life of a partition begins: offsets from 0 again.
     fn begin_life(&mut self, id: PartitionId, listed: &ListedPartition) {
         let now = self.pass.pages;
+        let former_end = self.partition(id).listed_end;
+        self.former_ends.insert(id, former_end);
         self.end_life(id);
         let partition = self.partition_mut(id);
         partition.id = listed.id;
@@ -245,6 +247,7 @@ impl Engine {
                 continue;
             }
             let name = self.partition(id).name.clone();
+            self.former_ends.remove(&id);
             self.by_name.remove(&name);
             self.partitions[id.0 as usize] = None;
             self.free.push(id);

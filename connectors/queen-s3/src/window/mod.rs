@@ -76,6 +76,8 @@ pub struct Engine {
     generations: u32,
     /// First `ts` of the present life, where records of a former one are still buffered.
     life_starts: BTreeMap<PartitionId, Micros>,
+    /// Ends of the lives before those that are to be read from their start.
+    former_ends: BTreeMap<PartitionId, i64>,
     /// Where reading would have begun in partitions whose log starts later: the gap is lost, unless
     /// what follows is still below the cut.
     doubted_losses: BTreeMap<PartitionId, i64>,
@@ -106,6 +108,7 @@ impl Engine {
             suspects: 0,
             generations: 0,
             life_starts: BTreeMap::new(),
+            former_ends: BTreeMap::new(),
             doubted_losses: BTreeMap::new(),
             unproven: BTreeMap::new(),
         }
@@ -136,11 +139,6 @@ impl Engine {
         !self.ready.is_empty()
     }
 
-    /// Whether some partition's reading position is still being looked for.
-    pub fn is_seeking(&self) -> bool {
-        !self.seeks.is_empty()
-    }
-
     /// Tracked partitions with their positions and watermarks, by name (bytes).
     pub fn positions(&self) -> Vec<(Name, i64, i64)> {
         let mut positions: Vec<_> = self
@@ -151,6 +149,11 @@ impl Engine {
             .collect();
         positions.sort_unstable_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
         positions
+    }
+
+    /// Takes out the ranges that are known to be deleted and that no window names yet.
+    pub fn take_lost(&mut self) -> Vec<OffsetRange> {
+        std::mem::take(&mut self.lost)
     }
 
     fn partition(&self, id: PartitionId) -> &Partition {

@@ -45,20 +45,33 @@ impl Engine {
         chosen.into_iter().map(|id| self.request(id)).collect()
     }
 
-    /// Up to `max` partitions whose reading position is still looked for, as
-    /// [`Engine::next_reads`].
+    /// Whether some partition's reading position is not certain yet.
+    pub fn wants_probes(&self) -> bool {
+        !(self.seeks.is_empty() && self.unproven.is_empty() && self.doubted_losses.is_empty())
+    }
+
+    /// Up to `max` partitions whose reading position is not certain yet, as
+    /// [`Engine::next_reads`]. Their answers are used to make it so and for nothing else.
     pub fn next_probes(&mut self, max: usize) -> Vec<ReadRequest> {
-        let chosen: Vec<PartitionId> = self
-            .seeks
-            .keys()
+        let uncertain = self.seeks.keys().chain(self.unproven.keys());
+        let mut chosen: Vec<PartitionId> = uncertain
+            .chain(self.doubted_losses.keys())
             .copied()
             .filter(|id| {
                 let flags = self.partition(*id).flags;
                 !flags.busy && !flags.suspect
             })
-            .take(max)
             .collect();
-        chosen.into_iter().map(|id| self.request(id)).collect()
+        chosen.sort_unstable();
+        chosen.dedup();
+        chosen.truncate(max);
+        chosen
+            .into_iter()
+            .map(|id| ReadRequest {
+                probe: true,
+                ..self.request(id)
+            })
+            .collect()
     }
 
     fn request(&mut self, id: PartitionId) -> ReadRequest {
@@ -152,10 +165,15 @@ impl Engine {
 
     fn probed(&mut self, request: &ReadRequest, offset: i64, ts: Micros) -> ReadResult {
         let cut = self.cut;
-        if let Some(seek) = self.seeks.get_mut(&request.id)
-            && let Probe::ReadFrom(from) = seek.seen(request.offset, offset, ts, cut)
-        {
-            self.end_seek(request.id, from);
+        match self.seeks.get_mut(&request.id) {
+            Some(seek) => {
+                if let Probe::ReadFrom(from) = seek.seen(request.offset, offset, ts, cut) {
+                    self.end_seek(request.id, from);
+                }
+            }
+            None => {
+                self.prove(request.id, offset, ts);
+            }
         }
         ReadResult::Progress
     }
@@ -203,8 +221,10 @@ impl Engine {
     }
 
     /// Records buffered at or above the new life's first `ts` were read of the new life under the
-    /// former one's name: they are read again at their true offsets.
+    /// former one's name: they are read again at their true offsets, and what the former life had
+    /// at theirs is lost.
     fn separate_lives(&mut self, id: PartitionId, first_ts: Micros) {
+        let former_end = self.former_ends.remove(&id).unwrap_or_default();
         let Some(buffer) = self.buffers.get_mut(&id) else {
             return;
         };
@@ -213,6 +233,11 @@ impl Engine {
         let name = self.partition(id).name.clone();
         for chunk in &misread {
             self.count(&name, chunk, false);
+        }
+        let first = misread.first().and_then(|chunk| chunk.records().first());
+        let last = misread.last().and_then(|chunk| chunk.records().last());
+        if let (Some(first), Some(last)) = (first, last) {
+            self.note_lost(id, first.offset, last.offset.min(former_end - 1));
         }
         if emptied {
             self.buffers.remove(&id);

@@ -1,0 +1,45 @@
+//! Records for the encoders' tests.
+
+use std::sync::Arc;
+
+use crate::memory::MemoryBudget;
+use crate::record::{Batch, Chunk, RecordIndex};
+use crate::time::Micros;
+
+/// A batch of records given as offset, `ts` in µs, escaped transaction id, and payload.
+pub(super) fn batch<T: AsRef<str>>(records: &[(i64, i64, T, T)]) -> Arc<Batch> {
+    let mut body = Vec::new();
+    let mut put = |text: &str| {
+        let start = body.len() as u32;
+        body.extend_from_slice(text.as_bytes());
+        (start, text.len() as u32)
+    };
+    let index = records
+        .iter()
+        .map(|(offset, ts, transaction_id, payload)| {
+            let (transaction_id_start, transaction_id_len) = put(transaction_id.as_ref());
+            let (payload_start, payload_len) = put(payload.as_ref());
+            RecordIndex {
+                offset: *offset,
+                ts: Micros(*ts),
+                transaction_id_start,
+                transaction_id_len,
+                payload_start,
+                payload_len,
+            }
+        })
+        .collect();
+    Batch::new(body.into(), index, &MemoryBudget::new(0))
+}
+
+/// The records of `batch` in chunks of at most `records`.
+pub(super) fn chunks(batch: &Arc<Batch>, records: usize) -> Vec<Chunk> {
+    let all = batch.index().len();
+    (0..all)
+        .step_by(records)
+        .map(|start| Chunk {
+            batch: Arc::clone(batch),
+            range: start as u32..all.min(start + records) as u32,
+        })
+        .collect()
+}
