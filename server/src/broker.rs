@@ -97,8 +97,7 @@ impl Running {
             config,
         });
         let background = TaskTracker::new();
-        background.spawn(peers::listen(Arc::clone(&broker)));
-        background.spawn(peers::send(Arc::clone(&broker)));
+        background.spawn(peers::run(Arc::clone(&broker)));
         background.spawn(kv::sweep::run(Arc::clone(&broker)));
         background.close();
 

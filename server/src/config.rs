@@ -141,9 +141,19 @@ pub const VARIABLES: &[Variable] = &[
         "Bearer tokens. Not in this release: `true` is refused, so that nothing is open by mistake.",
     ),
     secret(
+        "JWT_SECRET",
+        "any text",
+        "The key of bearer tokens. Not used in this release.",
+    ),
+    secret(
         "QUEEN_ENCRYPTION_KEY",
         "unset",
         "Payload encryption at rest. Not in this release: setting it is refused, so that nothing is stored in the clear by mistake.",
+    ),
+    secret(
+        "QUEEN_SYNC_SECRET",
+        "any text",
+        "Accepted and not used: brokers share nothing but the database.",
     ),
     variable(
         "QUEEN_S3_EMBEDDED",
@@ -457,6 +467,29 @@ mod tests {
             errors.to_string().starts_with("QUEEN_FETCH_SAFE_FLOOR_MS"),
             "{errors}"
         );
+    }
+
+    #[test]
+    fn the_page_for_operators_has_every_row_of_the_table() {
+        let page = include_str!("../../docs/broker.md");
+        for Variable {
+            name,
+            default,
+            accepts,
+            doc,
+            ..
+        } in VARIABLES
+        {
+            let default = match *default {
+                "" => "unset".to_owned(),
+                default => format!("`{default}`"),
+            };
+            let row = format!("| `{name}` | {default} | {accepts} | {doc} |");
+            assert!(
+                page.lines().any(|line| line == row),
+                "docs/broker.md lacks\n{row}"
+            );
+        }
     }
 
     #[test]

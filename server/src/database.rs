@@ -164,6 +164,8 @@ fn session(config: &DatabaseConfig, statement_timeout: Duration) -> tokio_postgr
         ("enable_seqscan", "off".to_owned()),
         ("enable_hashjoin", "off".to_owned()),
         ("enable_mergejoin", "off".to_owned()),
+        ("enable_material", "off".to_owned()),
+        ("enable_bitmapscan", "off".to_owned()),
         ("max_parallel_workers_per_gather", "0".to_owned()),
         ("jit", "off".to_owned()),
         ("timezone", "UTC".to_owned()),

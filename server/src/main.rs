@@ -130,7 +130,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     let tenancy = config.tenancy_header;
     let database = format!("{:?}", config.database);
-    let running = Running::start(config).await?;
+    let running = tokio::select! {
+        started = Running::start(config) => started?,
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
+    };
     let line = format!(
         "queen {} listening=http://{} database={database} tenancy={}",
         env!("CARGO_PKG_VERSION"),

@@ -1,10 +1,9 @@
 //! One handler per route: body in, the module of that name, answer out.
 
-use std::sync::Arc;
-
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use bytes::Bytes;
 
 use super::body::Body;
 use super::tenant::Tenant;
@@ -15,16 +14,23 @@ use crate::limits::INLINE_WORK_BYTES;
 use crate::log::{changed, fetch, push};
 use crate::queue::{configure, list};
 
+/// Parses a body, away from the asynchronous threads when it is large.
+async fn parsed<T: Send + 'static>(
+    body: Bytes,
+    parse: impl FnOnce(&Bytes) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if body.len() <= INLINE_WORK_BYTES {
+        return parse(&body);
+    }
+    tokio::task::spawn_blocking(move || parse(&body)).await?
+}
+
 pub async fn push(
     State(broker): Shared,
     Tenant(tenant): Tenant,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
-    let push = if body.len() <= INLINE_WORK_BYTES {
-        push::prepare(&body)?
-    } else {
-        tokio::task::spawn_blocking(move || push::prepare(&body)).await??
-    };
+    let push = parsed(body, push::prepare).await?;
     if push.is_empty() {
         return Ok(rendered(StatusCode::CREATED, b"[]".to_vec()));
     }
@@ -47,7 +53,7 @@ pub async fn fetch(
     Tenant(tenant): Tenant,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
-    let request = fetch::parse(&body)?;
+    let request = parsed(body, |body| fetch::parse(body)).await?;
     let answer = fetch::fetch(&broker, tenant, request).await?;
     broker.metrics.fetched_records.inc_by(answer.records);
     broker.metrics.fetched_bytes.inc_by(answer.payload_bytes);
@@ -59,7 +65,8 @@ pub async fn changed(
     Tenant(tenant): Tenant,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
-    let pages = changed::parse(&body, tenant, &broker.cursor_key)?;
+    let key = broker.cursor_key.clone();
+    let pages = parsed(body, move |body| changed::parse(body, tenant, &key)).await?;
     let client = broker.database.client().await?;
     let (page, safe) = changed::changed(
         &client,
@@ -90,7 +97,7 @@ pub async fn kv(
     Tenant(tenant): Tenant,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
-    let operations = operation::parse(&body)?;
+    let operations = parsed(body, |body| operation::parse(body)).await?;
     let mut client = broker.database.client().await?;
     let outcome = batch::apply(&mut client, tenant, &operations).await?;
     drop(client);
@@ -105,7 +112,7 @@ pub async fn configure(
     Tenant(tenant): Tenant,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
-    let request = configure::parse(&body)?;
+    let request = parsed(body, |body| configure::parse(body)).await?;
     let client = broker.database.client().await?;
     let configured = configure::configure(&client, tenant, &request).await?;
     drop(client);
@@ -114,7 +121,6 @@ pub async fn configure(
 }
 
 pub async fn queues(State(broker): Shared, Tenant(tenant): Tenant) -> Result<Response, ApiError> {
-    let broker = Arc::clone(&broker);
     let client = broker.database.client().await?;
     answer(StatusCode::OK, &list::list(&client, tenant).await?)
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use deadpool_postgres::Object;
 use serde::Deserialize;
 use tokio::time::Instant;
+use tokio_postgres::Row;
 use uuid::Uuid;
 
 use crate::broker::Broker;
@@ -150,9 +150,21 @@ pub async fn fetch(
     }
 }
 
+/// A row of a read, kept as it came over the wire: its block is not copied.
+struct BlockRow(Row);
+
+/// Where [`BlockRow`] finds its block.
+const BLOCK_COLUMN: usize = 9;
+
+impl AsRef<[u8]> for BlockRow {
+    fn as_ref(&self) -> &[u8] {
+        self.0.get(BLOCK_COLUMN)
+    }
+}
+
 /// What one read of the database found.
 struct Look {
-    entries: Vec<EntryAnswer>,
+    entries: Vec<EntryAnswer<BlockRow>>,
     /// Payload bytes of the segments found, at least those that will be rendered.
     payload_bytes: u64,
     stored_bytes: usize,
@@ -204,15 +216,14 @@ async fn read(client: &Object, tenant: Uuid, request: &FetchRequest) -> Result<L
             look.bounds(request, row.get(1), row.get(2), row.get(3));
             continue;
         };
-        let block: &[u8] = row.get(9);
-        look.stored_bytes += block.len();
+        look.stored_bytes += row.get::<_, &[u8]>(BLOCK_COLUMN).len();
         look.payload_bytes += row.get::<_, i64>(8).unsigned_abs();
         let segment = StoredSegment {
             base_offset,
             ts: row.get(5),
             records: row.get::<_, i32>(6).unsigned_abs() as usize,
             raw_bytes: row.get::<_, i32>(7).unsigned_abs() as usize,
-            block: Bytes::copy_from_slice(block),
+            block: BlockRow(row),
         };
         if let Some(entry) = look.entries.last_mut() {
             entry.segments.push(segment);

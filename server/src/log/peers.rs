@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::broker::Broker;
 use crate::database::Message;
-use crate::error::{ApiError, describe};
+use crate::error::describe;
 use crate::limits::{PEER_RECONNECT, PEER_SIGNAL_EVERY, PEER_SIGNAL_MAX_BYTES};
 
 const CHANNEL: &str = "queen_written";
@@ -42,58 +42,43 @@ impl Outbox {
         self.filled.notify_one();
     }
 
-    fn take(&self) -> Vec<(Uuid, String)> {
-        let mut noted = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        noted.drain().collect()
-    }
-}
-
-/// Sends signals until the broker stops. They are gathered, and sent after the pushes they tell of
-/// have committed: a notification inside a push would make all pushes commit one by one.
-pub async fn send(broker: Arc<Broker>) {
-    loop {
-        tokio::select! {
-            () = broker.outbox.filled.notified() => {}
-            () = broker.stopping.cancelled() => return,
-        }
-        let queues = broker.outbox.take();
+    /// The next signal's text, if there is anything to tell.
+    fn signal(&self, from: Uuid) -> Option<String> {
+        let queues: Vec<_> = self
+            .queues
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain()
+            .collect();
         if queues.is_empty() {
-            continue;
+            return None;
         }
-        let mut signal = Signal {
-            from: broker.instance,
-            queues,
-        };
-        let mut text = serde_json::to_string(&signal).unwrap_or_default();
-        if text.len() > PEER_SIGNAL_MAX_BYTES {
-            signal.queues.clear();
-            text = serde_json::to_string(&signal).unwrap_or_default();
+        let text = serde_json::to_string(&Signal { from, queues }).ok()?;
+        if text.len() <= PEER_SIGNAL_MAX_BYTES {
+            return Some(text);
         }
-        if let Err(error) = notify(&broker, &text).await {
-            tracing::debug!(%error, "other brokers were not told of writes");
-        }
-        tokio::time::sleep(PEER_SIGNAL_EVERY).await;
+        serde_json::to_string(&Signal {
+            from,
+            queues: Vec::new(),
+        })
+        .ok()
     }
 }
 
-async fn notify(broker: &Broker, text: &str) -> Result<(), ApiError> {
-    let client = broker.database.client().await?;
-    let statement = client.prepare_cached("SELECT pg_notify($1, $2)").await?;
-    client.execute(&statement, &[&CHANNEL, &text]).await?;
-    Ok(())
-}
-
-/// Listens for signals until the broker stops, and connects again when the connection is lost.
-pub async fn listen(broker: Arc<Broker>) {
+/// Sends and receives signals until the broker stops; a lost connection is made again.
+///
+/// Both go over a session of their own. Signals are gathered, and sent after the pushes they tell
+/// of have committed: a notification inside a push would make all pushes commit one by one.
+pub async fn run(broker: Arc<Broker>) {
     loop {
         let outcome = tokio::select! {
-            outcome = listen_once(&broker) => outcome,
+            outcome = converse(&broker) => outcome,
             () = broker.stopping.cancelled() => return,
         };
         if let Err(error) = outcome {
             tracing::warn!(
                 error = describe(&error),
-                "lost the connection that listens for writes"
+                "lost the connection that tells of writes"
             );
         }
         tokio::select! {
@@ -103,7 +88,7 @@ pub async fn listen(broker: Arc<Broker>) {
     }
 }
 
-async fn listen_once(broker: &Broker) -> Result<(), tokio_postgres::Error> {
+async fn converse(broker: &Broker) -> Result<(), tokio_postgres::Error> {
     let (client, mut connection) = broker.database.separate().await?;
     let receive = async {
         while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
@@ -113,15 +98,25 @@ async fn listen_once(broker: &Broker) -> Result<(), tokio_postgres::Error> {
         }
         Ok(())
     };
-    let subscribe = async {
-        client.batch_execute(&format!("LISTEN {CHANNEL}")).await?;
+    let send = async {
+        // A signal that a crash of the server loses would have come from before it.
+        client
+            .batch_execute(&format!("SET synchronous_commit = off; LISTEN {CHANNEL}"))
+            .await?;
         // What was written before this moment was not heard of.
         broker.waiters.wake_all();
-        std::future::pending::<Result<(), tokio_postgres::Error>>().await
+        let notify = client.prepare("SELECT pg_notify($1, $2)").await?;
+        loop {
+            broker.outbox.filled.notified().await;
+            if let Some(signal) = broker.outbox.signal(broker.instance) {
+                client.execute(&notify, &[&CHANNEL, &signal]).await?;
+            }
+            tokio::time::sleep(PEER_SIGNAL_EVERY).await;
+        }
     };
     tokio::select! {
         outcome = receive => outcome,
-        outcome = subscribe => outcome,
+        outcome = send => outcome,
     }
 }
 

@@ -1,15 +1,13 @@
 //! The answer of a fetch, rendered straight from decompressed blocks.
 
-use bytes::Bytes;
-
 use crate::http::json;
 use crate::limits::{FETCH_CALL_RENDERED_BYTES, FETCH_RECORDS_PER_ENTRY};
 use crate::log::codec::{Damage, Records, decompress};
 use crate::timestamp::Timestamp;
 
-/// A segment as the database gave it.
+/// A segment as the database gave it; `B` holds its compressed block.
 #[derive(Debug)]
-pub struct StoredSegment {
+pub struct StoredSegment<B> {
     /// Offset of its first record.
     pub base_offset: i64,
     /// Its commit time.
@@ -19,12 +17,12 @@ pub struct StoredSegment {
     /// Number of records.
     pub records: usize,
     /// The compressed block.
-    pub block: Bytes,
+    pub block: B,
 }
 
 /// What one entry is answered with.
 #[derive(Debug)]
-pub struct EntryAnswer {
+pub struct EntryAnswer<B> {
     /// Queue as asked.
     pub queue: String,
     /// Partition as asked, or the default.
@@ -38,7 +36,7 @@ pub struct EntryAnswer {
     /// Marker instead of records.
     pub error: Option<&'static str>,
     /// Segments to render, in order.
-    pub segments: Vec<StoredSegment>,
+    pub segments: Vec<StoredSegment<B>>,
 }
 
 /// Marker of an entry whose segment cannot be read.
@@ -58,7 +56,7 @@ pub struct Rendered {
 }
 
 /// Renders `entries` up to the limits of a call.
-pub fn render(entries: &[EntryAnswer]) -> Rendered {
+pub fn render<B: AsRef<[u8]>>(entries: &[EntryAnswer<B>]) -> Rendered {
     let expected: usize = entries
         .iter()
         .flat_map(|entry| &entry.segments)
@@ -99,7 +97,7 @@ struct Renderer {
 
 impl Renderer {
     /// Whether the entry carries an error.
-    fn entry(&mut self, entry: &EntryAnswer) -> bool {
+    fn entry<B: AsRef<[u8]>>(&mut self, entry: &EntryAnswer<B>) -> bool {
         let mut digits = itoa::Buffer::new();
         self.out.extend_from_slice(b"{\"queue\":");
         json::write_string(&mut self.out, &entry.queue);
@@ -139,23 +137,23 @@ impl Renderer {
         error.is_some()
     }
 
-    fn segment(
+    fn segment<B: AsRef<[u8]>>(
         &mut self,
-        segment: &StoredSegment,
+        segment: &StoredSegment<B>,
         from: i64,
         taken: &mut usize,
     ) -> Result<(), Damage> {
         let mut raw = std::mem::take(&mut self.raw);
-        let outcome = decompress(&segment.block, segment.raw_bytes, &mut raw)
+        let outcome = decompress(segment.block.as_ref(), segment.raw_bytes, &mut raw)
             .and_then(|()| self.records(&raw, segment, from, taken));
         self.raw = raw;
         outcome
     }
 
-    fn records(
+    fn records<B>(
         &mut self,
         raw: &[u8],
-        segment: &StoredSegment,
+        segment: &StoredSegment<B>,
         from: i64,
         taken: &mut usize,
     ) -> Result<(), Damage> {
@@ -211,7 +209,7 @@ mod tests {
 
     use super::*;
 
-    fn segment(base_offset: i64, payloads: &[&str]) -> StoredSegment {
+    fn segment(base_offset: i64, payloads: &[&str]) -> StoredSegment<Vec<u8>> {
         let mut writer = BlockWriter::new();
         for (index, payload) in payloads.iter().enumerate() {
             writer.push(format!("\"t{index}\"").as_bytes(), payload.as_bytes());
@@ -222,11 +220,11 @@ mod tests {
             ts: Timestamp::from_micros(1_788_516_221_918_204),
             raw_bytes: block.raw_bytes,
             records: block.records,
-            block: Bytes::from(block.frame),
+            block: block.frame,
         }
     }
 
-    fn entry(offset: i64, segments: Vec<StoredSegment>) -> EntryAnswer {
+    fn entry(offset: i64, segments: Vec<StoredSegment<Vec<u8>>>) -> EntryAnswer<Vec<u8>> {
         EntryAnswer {
             queue: "o\"q".into(),
             partition: "eu".into(),
@@ -274,7 +272,7 @@ mod tests {
     #[test]
     fn a_damaged_segment_ends_its_entry_and_says_so() {
         let mut damaged = segment(1, &["2"]);
-        damaged.block = damaged.block.slice(1..);
+        damaged.block.remove(0);
         let rendered = render(&[entry(
             0,
             vec![segment(0, &["1"]), damaged, segment(2, &["3"])],

@@ -125,9 +125,8 @@ async fn a_parked_fetch_is_woken_by_a_push_to_another_broker() {
     fixture.push("q", "p", &["1"]).await;
     // The listening connection is up once the first signal of the other broker arrives: every
     // round starts from a watermark that the former moved.
-    let mut offset = 1;
     let mut woken = false;
-    for _ in 0..5 {
+    for offset in 1..6 {
         let body = format!(
             r#"{{"entries":[{{"queue":"q","partition":"p","offset":{offset}}}],"maxWaitMs":30000}}"#
         );
@@ -146,7 +145,6 @@ async fn a_parked_fetch_is_woken_by_a_push_to_another_broker() {
             .await
             .unwrap();
         assert_eq!(answer.entries[0].records[0].offset, offset);
-        offset += 1;
         // Sooner than it looks again by itself.
         woken |= begun.elapsed() < Duration::from_secs(4);
     }

@@ -85,7 +85,7 @@ async fn concurrent_pushes_over_the_same_partitions_neither_deadlock_nor_share_a
                 // Existing and new partitions, half of the tasks in the opposite order.
                 let mut partitions: Vec<String> = (0..6).map(|n| format!("p{n}")).collect();
                 partitions.push(format!("new-{round}"));
-                if task % 2 == 0 {
+                if task.is_multiple_of(2) {
                     partitions.reverse();
                 }
                 let items: Vec<String> = partitions
