@@ -6,6 +6,7 @@
 
 mod attempt;
 mod body;
+mod download;
 mod probe;
 mod refusal;
 
@@ -37,6 +38,7 @@ use tokio::time::timeout;
 
 use self::attempt::Attempt;
 use self::body::{AtHalf, PiecesBody, Progress};
+use self::download::Download;
 use self::refusal::Place;
 use super::{Bucket, BucketError, BucketErrorKind, ListPage, ObjectBody, ObjectInfo, ObjectReader};
 use crate::config::{Secret, Sse};
@@ -595,37 +597,6 @@ impl Bucket for S3Bucket {
         self.answer(attempt, key, self.timeouts.answer, request)
             .await
             .map(drop)
-    }
-}
-
-/// An object on its way here.
-struct Download {
-    body: ByteStream,
-    left: u64,
-    key: String,
-    place: Arc<Place>,
-    limit: Duration,
-}
-
-impl Download {
-    /// The next bytes, or `None` once as many are here as the answer promised.
-    async fn next(&mut self) -> Result<Option<Bytes>, BucketErrorKind> {
-        let bytes = match timeout(self.limit, self.body.next()).await {
-            Ok(Some(Ok(bytes))) => bytes,
-            Ok(Some(Err(error))) => return Err(self.place.broken_off(&error)),
-            Ok(None) if self.left == 0 => return Ok(None),
-            Ok(None) => {
-                return Err(BucketErrorKind::Transport(format!(
-                    "the object broke off {} bytes before its end",
-                    self.left
-                )));
-            }
-            Err(_) => return Err(self.place.silence("sent no more of the object", self.limit)),
-        };
-        self.left = self.left.checked_sub(bytes.len() as u64).ok_or_else(|| {
-            BucketErrorKind::Transport("the object is longer than its Content-Length".into())
-        })?;
-        Ok(Some(bytes))
     }
 }
 
