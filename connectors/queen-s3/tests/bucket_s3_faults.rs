@@ -538,11 +538,14 @@ async fn half_of_a_single_put_has_reached_the_store_when_the_hook_is_called() {
     store.options.mid_upload = Some({
         let seen = Arc::clone(&seen);
         Arc::new(move |_: &str| {
-            // The process would end here; what the kernel has taken still arrives.
-            let begin = Instant::now();
-            while received.load(Relaxed) < half && begin.elapsed() < Duration::from_secs(10) {
-                std::thread::yield_now();
-            }
+            // The process would end here; what the kernel has taken still arrives. The store runs
+            // on the same threads and must not wait behind this one.
+            tokio::task::block_in_place(|| {
+                let begin = Instant::now();
+                while received.load(Relaxed) < half && begin.elapsed() < Duration::from_secs(10) {
+                    std::thread::yield_now();
+                }
+            });
             *seen.lock().expect("no panic holds it") = Some(received.load(Relaxed));
         })
     });
