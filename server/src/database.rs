@@ -7,7 +7,7 @@ use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Socket, tls::NoTls
 
 use crate::config::DatabaseConfig;
 use crate::error::{ApiError, describe};
-use crate::limits::{CONNECT_TIMEOUT, CONNECTION_WAIT, LOCK_CLASS_MIGRATE};
+use crate::limits::{CONNECT_TIMEOUT, CONNECTION_WAIT, LOCK_CLASS_MIGRATE, SILENCE_LIMIT};
 
 mod embedded {
     refinery::embed_migrations!("sql/migrations");
@@ -179,6 +179,8 @@ fn session(config: &DatabaseConfig, statement_timeout: Duration) -> tokio_postgr
         .dbname(&config.database)
         .application_name("queen")
         .connect_timeout(CONNECT_TIMEOUT)
+        .keepalives_idle(SILENCE_LIMIT)
+        .tcp_user_timeout(SILENCE_LIMIT)
         .options(options.trim_end());
     if config.host.starts_with('/') {
         postgres.host_path(&config.host);

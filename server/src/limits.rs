@@ -78,6 +78,8 @@ pub const LOCK_CLASS_KV: i32 = 0x5155_0002;
 pub const CONNECTION_WAIT: Duration = Duration::from_secs(5);
 /// How long a connection attempt may take.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A database server whose machine has not been heard of for this long is gone.
+pub const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 /// Signals to the other brokers are gathered for this long.
 pub const PEER_SIGNAL_EVERY: Duration = Duration::from_millis(50);
 /// Longest payload of a PostgreSQL notification is 8,000 bytes; stay below.

@@ -1,13 +1,15 @@
 //! One handler per route: body in, the module of that name, answer out.
 
-use axum::extract::State;
-use axum::http::StatusCode;
+use axum::extract::{Path, State};
+use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use bytes::Bytes;
+use uuid::Uuid;
 
 use super::body::Body;
 use super::tenant::Tenant;
 use super::{Shared, answer, rendered};
+use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::kv::{batch, operation};
 use crate::limits::INLINE_WORK_BYTES;
@@ -98,13 +100,41 @@ pub async fn kv(
     Body(body): Body,
 ) -> Result<Response, ApiError> {
     let operations = parsed(body, |body| operation::parse(body)).await?;
+    let outcome = apply(&broker, tenant, &operations).await?;
+    answer(StatusCode::OK, &outcome)
+}
+
+/// `GET`, `PUT` and `DELETE` of one key: a batch of one operation.
+pub async fn kv_key(
+    State(broker): Shared,
+    Tenant(tenant): Tenant,
+    method: Method,
+    Path((ns, key)): Path<(String, String)>,
+    Body(body): Body,
+) -> Result<Response, ApiError> {
+    let op = match method {
+        Method::PUT => "put",
+        Method::DELETE => "delete",
+        _ => "get",
+    };
+    let operation = operation::parse_path(op, ns, key, &body)?;
+    match apply(&broker, tenant, &[operation]).await?.single() {
+        Ok(result) => answer(StatusCode::OK, &result),
+        Err(rolled_back) => answer(StatusCode::OK, &rolled_back),
+    }
+}
+
+async fn apply(
+    broker: &Broker,
+    tenant: Uuid,
+    operations: &[operation::Operation],
+) -> Result<batch::Outcome, ApiError> {
     let mut client = broker.database.client().await?;
-    let outcome = batch::apply(&mut client, tenant, &operations).await?;
-    drop(client);
+    let outcome = batch::apply(&mut client, tenant, operations).await?;
     if matches!(outcome, batch::Outcome::RolledBack { .. }) {
         broker.metrics.kv_rolled_back.inc();
     }
-    answer(StatusCode::OK, &outcome)
+    Ok(outcome)
 }
 
 pub async fn configure(

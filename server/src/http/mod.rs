@@ -53,10 +53,6 @@ const ABSENT: &[(&str, &str)] = &[
     ("/api/v1/locks", "locks"),
     ("/api/v1/ephemeral/{*rest}", "ephemeral queues"),
     ("/api/v1/system/{*rest}", "system"),
-    (
-        "/api/v1/kv/{*rest}",
-        "kv by path (POST /api/v1/kv serves every operation)",
-    ),
     ("/streams/{*rest}", "streams"),
 ];
 
@@ -67,6 +63,12 @@ pub fn router(broker: Arc<Broker>) -> Router {
         .route("/api/v1/fetch", post(handlers::fetch))
         .route("/api/v1/partitions/changed", post(handlers::changed))
         .route("/api/v1/kv", post(handlers::kv))
+        .route(
+            "/api/v1/kv/{ns}/{*key}",
+            get(handlers::kv_key)
+                .put(handlers::kv_key)
+                .delete(handlers::kv_key),
+        )
         .route("/api/v1/configure", post(handlers::configure))
         .route("/api/v1/resources/queues", get(handlers::queues))
         .route("/health", get(status::health))

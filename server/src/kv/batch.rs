@@ -103,6 +103,17 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// The outcome of a batch of one operation: its result alone, or the roll-back.
+    pub fn single(mut self) -> Result<OpResult, Self> {
+        match &mut self {
+            Self::Applied { results } => match results.pop() {
+                Some(result) => Ok(result),
+                None => Err(self),
+            },
+            Self::RolledBack { .. } => Err(self),
+        }
+    }
+
     fn rolled_back(lost: OpResult) -> Self {
         Self::RolledBack {
             ok: false,

@@ -144,11 +144,13 @@ struct Envelope<'a> {
     operations: Vec<Wire<'a>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Wire<'a> {
-    op: String,
-    ns: String,
+    #[serde(default)]
+    op: Option<String>,
+    #[serde(default)]
+    ns: Option<String>,
     #[serde(default)]
     key: Option<String>,
     #[serde(default)]
@@ -226,6 +228,30 @@ pub fn parse(body: &[u8]) -> Result<Vec<Operation>, ApiError> {
     Ok(operations)
 }
 
+/// Checks the one operation of a route that has namespace and key in its path; `body` holds its
+/// other fields, or nothing.
+///
+/// # Errors
+///
+/// `400` that says what is wrong, also for a body that names what the path names already.
+pub fn parse_path(op: &str, ns: String, key: String, body: &[u8]) -> Result<Operation, ApiError> {
+    let mut wire = if body.is_empty() {
+        Wire::default()
+    } else {
+        json::parse(body)?
+    };
+    if wire.op.is_some() || wire.ns.is_some() || wire.key.is_some() {
+        return Err(ApiError::coded(
+            "kv_bad_request",
+            "the body: op, ns and key are in the path",
+        ));
+    }
+    wire.op = Some(op.to_owned());
+    wire.ns = Some(ns);
+    wire.key = Some(key);
+    check(wire).map_err(|Refusal { code, message }| ApiError::coded(code, message))
+}
+
 struct Refusal {
     code: &'static str,
     message: String,
@@ -239,7 +265,13 @@ fn refuse<T>(code: &'static str, message: impl fmt::Display) -> Result<T, Refusa
 }
 
 fn check(wire: Wire<'_>) -> Result<Operation, Refusal> {
-    check_namespace(&wire.ns)?;
+    let Some(op) = wire.op else {
+        return refuse("kv_unknown_op", "op is missing");
+    };
+    let Some(ns) = wire.ns else {
+        return refuse("kv_bad_namespace", "ns is missing");
+    };
+    check_namespace(&ns)?;
     if wire.expect.is_some_and(|expect| expect < 0) {
         return refuse(
             "kv_bad_expect",
@@ -250,7 +282,7 @@ fn check(wire: Wire<'_>) -> Result<Operation, Refusal> {
         Some(key) => check_key(key, "key").map(|()| key.clone()),
         None => refuse("kv_bad_request", "key is missing"),
     };
-    let action = match wire.op.as_str() {
+    let action = match op.as_str() {
         "get" => Action::Get {
             key: key(&wire.key)?,
         },
@@ -288,7 +320,7 @@ fn check(wire: Wire<'_>) -> Result<Operation, Refusal> {
             }
         },
         "put" | "putIfAbsent" => {
-            let expect = if wire.op == "put" {
+            let expect = if op == "put" {
                 wire.expect
             } else if wire.expect.unwrap_or(0) == 0 {
                 Some(0)
@@ -343,7 +375,7 @@ fn check(wire: Wire<'_>) -> Result<Operation, Refusal> {
         other => return refuse("kv_unknown_op", format_args!("unknown op {other:?}")),
     };
     Ok(Operation {
-        ns: wire.ns,
+        ns,
         action,
         required: wire.required.unwrap_or(false),
     })

@@ -267,6 +267,41 @@ async fn a_call_ends_at_its_rendered_bytes_and_later_entries_are_empty_below_the
 }
 
 #[tokio::test]
+async fn a_call_ends_at_its_stored_bytes_but_its_first_segment_always_comes() {
+    let fixture = Fixture::start().await;
+    for partition in ["a", "b"] {
+        for payload in ["1", "2"] {
+            fixture.push("q", partition, &[payload]).await;
+        }
+    }
+    let session = fixture.session().await;
+    let segments = async |budget: i64| -> Vec<(i32, i64)> {
+        let rows = session
+            .query(
+                "SELECT entry, base_offset
+                 FROM queen.fetch('00000000-0000-0000-0000-000000000001', ARRAY['q', 'q'],
+                     ARRAY['a', 'b'], ARRAY[0::int8, 0], ARRAY[1000::int8, 1000], $1, 1000, 10000, false)
+                 WHERE base_offset IS NOT NULL",
+                &[&budget],
+            )
+            .await
+            .unwrap();
+        rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+    };
+    assert_eq!(segments(1).await, [(0, 0)]);
+    assert_eq!(segments(10_000).await, [(0, 0), (0, 1), (1, 0), (1, 1)]);
+    let size: i32 = session
+        .query_one("SELECT max(octet_length(block)) FROM queen.segments", &[])
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(
+        segments(i64::from(size) * 3).await,
+        [(0, 0), (0, 1), (1, 0)]
+    );
+}
+
+#[tokio::test]
 async fn a_damaged_segment_is_reported_where_it_lies_and_never_skipped() {
     let fixture = Fixture::start().await;
     for payload in ["1", "2", "3"] {

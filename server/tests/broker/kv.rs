@@ -386,3 +386,27 @@ async fn a_wrong_batch_is_refused_whole_and_says_where() {
         "nothing is written"
     );
 }
+
+#[tokio::test]
+async fn one_key_has_a_path_of_its_own() {
+    let fixture = Fixture::start().await;
+    let path = "/api/v1/kv/n/a%2Fb%20c/d";
+    let missed: KvResult = fixture.request("GET", path, "").await.typed();
+    assert!(!missed.found());
+    assert_eq!(missed.key.as_deref(), Some("a/b c/d"));
+    let body = r#"{"value":{"x":1},"forever":true,"expect":0,"required":true}"#;
+    let won: KvResult = fixture.request("PUT", path, body).await.typed();
+    assert!(won.applied());
+    let lost = fixture.request("PUT", path, body).await;
+    assert_eq!(lost.status, 200);
+    assert_eq!(lost.json()["reason"], "kv_precondition");
+    let found: KvResult = fixture.request("GET", path, "").await.typed();
+    assert_eq!(
+        (found.value, found.version),
+        (Some(json!({"x": 1})), won.version)
+    );
+    let named = fixture.request("DELETE", path, r#"{"key":"other"}"#).await;
+    assert_eq!(named.status, 400);
+    let deleted: KvResult = fixture.request("DELETE", path, "").await.typed();
+    assert!(deleted.applied());
+}

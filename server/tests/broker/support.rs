@@ -98,6 +98,19 @@ impl Fixture {
         }
     }
 
+    pub async fn request(&self, method: &str, path: &str, body: &str) -> Answer {
+        let method = method.parse().unwrap();
+        let request = self
+            .http
+            .request(method, self.url() + path)
+            .body(body.to_owned());
+        let response = request.send().await.unwrap();
+        Answer {
+            status: response.status().as_u16(),
+            text: response.text().await.unwrap(),
+        }
+    }
+
     /// Pushes payloads to one partition, in one call.
     pub async fn push(&self, queue: &str, partition: &str, payloads: &[&str]) {
         let items: Vec<String> = payloads
