@@ -32,10 +32,52 @@ pub(super) enum Sizes {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Content {
     pub(super) objects: Vec<ManifestObject>,
+    pub(super) tally: Tally,
+}
+
+/// Figures of the records of an object or a window.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tally {
     pub(super) records: u64,
     pub(super) partitions: u64,
     pub(super) min_ts: Option<Micros>,
     pub(super) max_ts: Option<Micros>,
+    /// First and last offset of the partition counted last.
+    pub(super) offsets: Option<(i64, i64)>,
+}
+
+/// Consecutive records of one partition, as a tally counts them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    /// Whether it is its partition's first.
+    pub(super) begins: bool,
+    pub(super) records: u64,
+    pub(super) offsets: (i64, i64),
+    pub(super) ts: (Micros, Micros),
+}
+
+impl Tally {
+    pub(super) fn count(&mut self, run: Run) {
+        self.records += run.records;
+        self.partitions += u64::from(run.begins);
+        self.widen(Some(run.ts.0), Some(run.ts.1));
+        self.offsets = match self.offsets {
+            Some((first, _)) if !run.begins => Some((first, run.offsets.1)),
+            _ => Some(run.offsets),
+        };
+    }
+
+    /// Adds the figures of another object of the window.
+    fn add(&mut self, other: &Self) {
+        self.records += other.records;
+        self.partitions += other.partitions;
+        self.widen(other.min_ts, other.max_ts);
+    }
+
+    fn widen(&mut self, min: Option<Micros>, max: Option<Micros>) {
+        self.min_ts = self.min_ts.into_iter().chain(min).min();
+        self.max_ts = self.max_ts.into_iter().chain(max).max();
+    }
 }
 
 /// Writes a window's objects from its records in object order.
@@ -47,8 +89,8 @@ pub(super) struct WindowWriter<'a> {
     sizes: Sizes,
     look_first: bool,
     object: Option<ObjectWriter<'a>>,
-    /// Partition and offsets of what goes into the present object.
-    partition: Option<(Name, i64, i64)>,
+    /// The partition pushed last.
+    partition: Option<Name>,
     content: Content,
 }
 
@@ -82,33 +124,31 @@ impl<'a> WindowWriter<'a> {
         ) else {
             return Ok(());
         };
-        let same = self
-            .partition
-            .as_ref()
-            .is_some_and(|(name, _, _)| name == partition);
-        if !same {
-            self.content.partitions += 1;
-            if self.shape.layout == Layout::PerPartition {
-                self.end_object().await?;
-            }
-            self.partition = Some((partition.clone(), first.offset, last.offset));
+        let begins = self.partition.as_ref() != Some(partition);
+        if begins && self.shape.layout == Layout::PerPartition {
+            self.end_object().await?;
         }
-        if let Some((_, _, last_offset)) = &mut self.partition {
-            *last_offset = last.offset;
-        }
-        let content = &mut self.content;
-        content.records += chunk.range.len() as u64;
-        content.min_ts = Some(content.min_ts.map_or(first.ts, |ts| ts.min(first.ts)));
-        content.max_ts = Some(content.max_ts.map_or(last.ts, |ts| ts.max(last.ts)));
+        self.partition = Some(partition.clone());
         if self.object.is_none() {
             self.object = Some(self.begin_object(partition).await?);
         }
         let object = self.object.as_mut().expect("begun just above");
+        object.tally.count(Run {
+            begins,
+            records: chunk.range.len() as u64,
+            offsets: (first.offset, last.offset),
+            ts: (first.ts, last.ts),
+        });
         object.push(partition, chunk).await
     }
 
     /// Ends the window's last object.
     pub(super) async fn finish(mut self) -> Result<Content, Trouble> {
+        if self.look_first && self.partition.is_none() && self.shape.layout == Layout::Merged {
+            // Every record may have been deleted since an object with them went up.
+            let object = self.begin_object(&Name::from("")).await?;
+            self.object = object.was_there().then_some(object);
+        }
         self.end_object().await?;
         Ok(self.content)
     }
@@ -144,7 +184,7 @@ impl<'a> WindowWriter<'a> {
             return Ok(());
         };
         let key = object.key().to_owned();
-        let summary = object.finish().await?;
+        let (summary, tally) = object.finish().await?;
         let mut entry = ManifestObject {
             key,
             bytes: summary.bytes,
@@ -154,13 +194,12 @@ impl<'a> WindowWriter<'a> {
             first_offset: None,
             last_offset: None,
         };
-        if self.shape.layout == Layout::PerPartition
-            && let Some((partition, first, last)) = &self.partition
-        {
-            entry.partition = Some(partition.to_string());
-            entry.first_offset = Some(*first);
-            entry.last_offset = Some(*last);
+        if self.shape.layout == Layout::PerPartition {
+            entry.partition = self.partition.as_ref().map(ToString::to_string);
+            entry.first_offset = tally.offsets.map(|(first, _)| first);
+            entry.last_offset = tally.offsets.map(|(_, last)| last);
         }
+        self.content.tally.add(&tally);
         self.content.objects.push(entry);
         Ok(())
     }
@@ -220,7 +259,7 @@ impl Task {
         warn!(
             queue = %self.queue,
             k = intent.k,
-            "the store forgot a multipart upload; the window's objects are built again"
+            "an object could not be brought to its end; the window's objects are built again"
         );
     }
 
@@ -341,11 +380,11 @@ impl Task {
             compression: shape.compression,
             layout: shape.layout,
             align: shape.align,
-            records: content.records,
+            records: content.tally.records,
             bytes: content.objects.iter().map(|object| object.bytes).sum(),
-            partitions: content.partitions,
-            min_ts: content.min_ts.map(|ts| ts.0),
-            max_ts: content.max_ts.map(|ts| ts.0),
+            partitions: content.tally.partitions,
+            min_ts: content.tally.min_ts.map(|ts| ts.0),
+            max_ts: content.tally.max_ts.map(|ts| ts.0),
             objects: content.objects,
             lost: gaps.lost,
             late: gaps.late,

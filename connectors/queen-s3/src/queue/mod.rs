@@ -8,6 +8,7 @@
 mod checkpoints;
 mod commit;
 mod log_stream;
+mod matching;
 mod object;
 mod redo;
 mod session;
@@ -250,6 +251,7 @@ impl Task {
     /// Notes how the work ended, and answers how long to wait before it begins again.
     fn ended(&self, end: End, ttl: Duration, absent_since: &mut Option<Micros>) -> Duration {
         let queue = &self.queue;
+        self.status.buffered.store(0, Relaxed);
         match end {
             End::Drained => Duration::ZERO,
             End::Lost(Lost::Expired) => {

@@ -11,13 +11,18 @@ use md5::{Digest, Md5};
 use sha2::Sha256;
 use tracing::{debug, warn};
 
+use super::commit::Tally;
+use super::matching::{Matcher, Mismatch};
 use super::{End, Halt, Task};
 use crate::broker::Name;
 use crate::bucket::{BucketError, ObjectBody, ObjectInfo};
 use crate::encode::{EncodeError, ObjectEncoder, ObjectSpec, ObjectSummary};
+use crate::lake::{Compression, Format};
 use crate::limits::{ENCODE_STEP_BYTES, PARTS_IN_FLIGHT};
 use crate::ownership::Fence;
 use crate::record::Chunk;
+
+const ENCODER_IN_PLACE: &str = "the encoder is in place between two steps";
 
 /// Why an object did not get written.
 pub(super) enum Trouble {
@@ -39,6 +44,16 @@ impl From<EncodeError> for End {
     }
 }
 
+/// What was found under the key before anything was built.
+enum Existing {
+    /// Nothing: what is built goes up.
+    Nothing,
+    /// An object of lines, walked through in step with what is rebuilt.
+    Lines(Box<Matcher>),
+    /// Another one, which must equal what is built.
+    Whole(ObjectInfo),
+}
+
 type PartUpload<'a> = BoxFuture<'a, (u16, Option<String>)>;
 
 /// Encodes records and uploads what comes out, while more records come.
@@ -47,8 +62,9 @@ pub(super) struct ObjectWriter<'a> {
     fence: &'a Fence,
     key: String,
     k: u64,
-    /// An object found under the key: nothing is uploaded, what is built must equal it.
-    existing: Option<ObjectInfo>,
+    existing: Existing,
+    /// Figures of the records pushed.
+    pub(super) tally: Tally,
     encoder: Option<ObjectEncoder>,
     waiting: Vec<(Name, Chunk)>,
     waiting_bytes: usize,
@@ -72,11 +88,11 @@ impl<'a> ObjectWriter<'a> {
         spec: &ObjectSpec,
         look_first: bool,
     ) -> Result<Self, Trouble> {
+        let mut spec = spec.clone();
         let existing = if look_first {
-            task.persist("head", || task.context.bucket.head(&key))
-                .await
+            look(task, &key, &mut spec).await?
         } else {
-            None
+            Existing::Nothing
         };
         Ok(Self {
             task,
@@ -84,7 +100,8 @@ impl<'a> ObjectWriter<'a> {
             key,
             k,
             existing,
-            encoder: Some(ObjectEncoder::new(spec)?),
+            tally: Tally::default(),
+            encoder: Some(ObjectEncoder::new(&spec)?),
             waiting: Vec::new(),
             waiting_bytes: 0,
             parts: Vec::new(),
@@ -100,6 +117,11 @@ impl<'a> ObjectWriter<'a> {
         &self.key
     }
 
+    /// Whether an object was found under the key.
+    pub(super) fn was_there(&self) -> bool {
+        !matches!(self.existing, Existing::Nothing)
+    }
+
     /// Appends records of `partition`.
     pub(super) async fn push(&mut self, partition: &Name, chunk: Chunk) -> Result<(), Trouble> {
         self.waiting_bytes += chunk.span_bytes();
@@ -111,34 +133,40 @@ impl<'a> ObjectWriter<'a> {
         }
     }
 
-    /// Ends the object: when this returns it is in the bucket, whole.
-    pub(super) async fn finish(mut self) -> Result<ObjectSummary, Trouble> {
+    /// Ends the object: when this returns it is in the bucket, whole. Answers its figures, which
+    /// are those of an object that was there already and stays.
+    pub(super) async fn finish(mut self) -> Result<(ObjectSummary, Tally), Trouble> {
         self.encode().await?;
-        let encoder = self
-            .encoder
-            .take()
-            .expect("the encoder is in place between two steps");
+        let encoder = self.encoder.take().expect(ENCODER_IN_PLACE);
         let (tail, summary) = self.compute(move || encoder.finish()).await?;
-        if let Some(existing) = self.existing.take() {
-            self.compare(&existing, &summary).await?;
-            return Ok(summary);
+        match std::mem::replace(&mut self.existing, Existing::Nothing) {
+            Existing::Nothing => {}
+            Existing::Lines(mut matcher) => {
+                for lines in &tail {
+                    let matched = matcher.rebuilt(lines).await;
+                    matched.map_err(|mismatch| self.mismatch(mismatch))?;
+                }
+                let figures = matcher.finish().await;
+                return figures.map_err(|mismatch| self.mismatch(mismatch));
+            }
+            Existing::Whole(found) => {
+                self.compare(&found, &summary).await?;
+                return Ok((summary, self.tally));
+            }
         }
         let threshold = self.task.settings().multipart_threshold_bytes;
         if self.upload_id.is_none() && summary.bytes <= threshold {
             let mut pieces = std::mem::take(&mut self.parts);
             pieces.extend(tail);
-            self.put(ObjectBody {
-                pieces,
-                md5: summary.md5,
-            })
-            .await;
-            return Ok(summary);
+            let md5 = summary.md5;
+            self.put(ObjectBody { pieces, md5 }).await;
+            return Ok((summary, self.tally));
         }
         self.parts.extend(concat(tail));
         self.upload_parts().await;
         self.drain_uploads(0).await;
         self.complete(summary.bytes).await?;
-        Ok(summary)
+        Ok((summary, self.tally))
     }
 
     async fn encode(&mut self) -> Result<(), Trouble> {
@@ -147,10 +175,7 @@ impl<'a> ObjectWriter<'a> {
         }
         let chunks = std::mem::take(&mut self.waiting);
         self.waiting_bytes = 0;
-        let mut encoder = self
-            .encoder
-            .take()
-            .expect("the encoder is in place between two steps");
+        let mut encoder = self.encoder.take().expect(ENCODER_IN_PLACE);
         let (encoder, parts) = self
             .compute(move || {
                 let mut parts = Vec::new();
@@ -162,8 +187,17 @@ impl<'a> ObjectWriter<'a> {
             })
             .await?;
         self.encoder = Some(encoder);
-        if self.existing.is_some() {
-            return Ok(());
+        match &mut self.existing {
+            Existing::Nothing => {}
+            Existing::Whole(_) => return Ok(()),
+            Existing::Lines(matcher) => {
+                for lines in &parts {
+                    if let Err(mismatch) = matcher.rebuilt(lines).await {
+                        return Err(self.mismatch(mismatch));
+                    }
+                }
+                return Ok(());
+            }
         }
         self.parts.extend(parts);
         let held: u64 = self.parts.iter().map(|part| part.len() as u64).sum();
@@ -272,6 +306,22 @@ impl<'a> ObjectWriter<'a> {
         }
     }
 
+    /// An object that does not hold what the redo found, or could not be read to its end.
+    fn mismatch(&self, mismatch: Mismatch) -> Trouble {
+        match mismatch {
+            Mismatch::Bucket(error) => {
+                warn!(queue = %self.task.queue, %error, "an object could not be read to its end");
+                Trouble::Restart
+            }
+            Mismatch::Differs(detail) => Halt::ObjectDiffers {
+                key: self.key.clone(),
+                k: self.k,
+                detail,
+            }
+            .into(),
+        }
+    }
+
     /// Whether the object found is the one that was built.
     async fn compare(&mut self, found: &ObjectInfo, built: &ObjectSummary) -> Result<(), Trouble> {
         let (key, k) = (self.key.clone(), self.k);
@@ -305,6 +355,24 @@ async fn digest(task: &Task, key: &str) -> Result<Option<[u8; 32]>, BucketError>
         digest.update(&piece);
     }
     Ok(Some(digest.finalize().into()))
+}
+
+/// Looks under `key`. Lines that are there are compared as lines, so `spec` then asks for them
+/// without compression.
+async fn look(task: &Task, key: &str, spec: &mut ObjectSpec) -> Result<Existing, Trouble> {
+    let bucket = &task.context.bucket;
+    let Some(info) = task.persist("head", || bucket.head(key)).await else {
+        return Ok(Existing::Nothing);
+    };
+    if spec.format != Format::Jsonl {
+        return Ok(Existing::Whole(info));
+    }
+    let Some(reader) = task.persist("get", || bucket.get(key)).await else {
+        return Err(Trouble::Restart);
+    };
+    let compression = std::mem::replace(&mut spec.compression, Compression::None);
+    let matcher = Matcher::new(reader, compression).map_err(EncodeError::from)?;
+    Ok(Existing::Lines(Box::new(matcher)))
 }
 
 /// Whether `found` is the upload of parts with these ETags.
