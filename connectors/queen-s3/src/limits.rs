@@ -6,6 +6,8 @@ use std::time::Duration;
 pub const FETCH_ENTRIES: usize = 1_024;
 /// Stored bytes that one fetch entry may ask for (the broker clamps to this).
 pub const FETCH_ENTRY_MAX_BYTES: u32 = 8 * MIB as u32;
+/// Partitions that a fetch call is not split below.
+pub const FETCH_LEAST_ENTRIES: usize = 64;
 /// Partitions per discovery page (the broker clamps to this).
 pub const CHANGED_PAGE: u32 = 1_000;
 /// How far below the instant that is needed a discovery pass asks, because `lastWriteAt` is

@@ -12,5 +12,6 @@ pub use shape::{Align, Compression, Format, Layout, Shape};
 /// Whether `key`, a key of a lake under `prefix`, names a manifest or a checkpoint rather than
 /// data.
 pub fn is_sidecar(prefix: &str, key: &str) -> bool {
-    key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with("/_queen/"))
+    key.strip_prefix(prefix)
+        .is_some_and(|rest| rest.starts_with("/_queen/"))
 }

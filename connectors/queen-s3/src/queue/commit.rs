@@ -409,6 +409,16 @@ impl Task {
         let late = offsets(&manifest.late);
         status.lost.fetch_add(lost, Relaxed);
         status.late.fetch_add(late, Relaxed);
+        if lost > 0 {
+            warn!(
+                queue = %self.queue,
+                k = manifest.k,
+                lost,
+                first = ?manifest.lost.first(),
+                "records were deleted before they were read; the window's manifest names them. \
+                 Retention has to exceed the window's age and the longest outage"
+            );
+        }
         if late > 0 {
             error!(
                 queue = %self.queue,

@@ -71,7 +71,8 @@ impl Matcher {
         while let Some(wanted) = self.rebuilt.next() {
             loop {
                 let Some(found) = self.next_existing().await? else {
-                    let record: String = String::from_utf8_lossy(&wanted).chars().take(100).collect();
+                    let record: String =
+                        String::from_utf8_lossy(&wanted).chars().take(100).collect();
                     return Err(Mismatch::Differs(format!("it lacks the record {record}")));
                 };
                 if found == wanted {
@@ -102,7 +103,9 @@ impl Matcher {
                 return Ok(Some(line));
             }
             let Some(piece) = self.reader.stream.try_next().await? else {
-                self.decompressor.finish(&mut self.existing).map_err(unreadable)?;
+                self.decompressor
+                    .finish(&mut self.existing)
+                    .map_err(unreadable)?;
                 return match self.existing.next() {
                     Some(line) => {
                         self.count(&line)?;
@@ -114,7 +117,9 @@ impl Matcher {
             };
             self.bytes += piece.len() as u64;
             self.sha256.update(&piece);
-            self.decompressor.write(&piece, &mut self.existing).map_err(unreadable)?;
+            self.decompressor
+                .write(&piece, &mut self.existing)
+                .map_err(unreadable)?;
         }
     }
 
@@ -128,7 +133,12 @@ impl Matcher {
         if begins {
             self.last_partition = Some(line.partition.into_owned());
         }
-        self.tally.count(Run { begins, records: 1, offsets, ts: (ts, ts) });
+        self.tally.count(Run {
+            begins,
+            records: 1,
+            offsets,
+            ts: (ts, ts),
+        });
         Ok(())
     }
 }
@@ -243,10 +253,16 @@ mod tests {
         let zstd = zstd::encode_all(all.as_bytes(), 3).expect("zstd");
         for piece in [1, 7, 1_000] {
             let mut matcher = matcher(zstd.clone(), Compression::Zstd, piece);
-            matcher.rebuilt(line("a", 2).as_bytes()).await.expect("it holds it");
+            matcher
+                .rebuilt(line("a", 2).as_bytes())
+                .await
+                .expect("it holds it");
             let whole = line("b", 2);
             let (begin, rest) = whole.split_at(20);
-            matcher.rebuilt(begin.as_bytes()).await.expect("half a line");
+            matcher
+                .rebuilt(begin.as_bytes())
+                .await
+                .expect("half a line");
             matcher.rebuilt(rest.as_bytes()).await.expect("it holds it");
             let (summary, tally) = matcher.finish().await.expect("it reads");
             assert_eq!(summary.bytes, zstd.len() as u64);

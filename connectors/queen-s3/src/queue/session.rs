@@ -19,7 +19,8 @@ use crate::broker::{
 use crate::lake::documents::Intent;
 use crate::limits::{
     CHANGED_PAGE, ENTRY_RETRY, FETCH_CALL_BYTES, FETCH_CALL_LEAST_BYTES, FETCH_ENTRIES,
-    FETCH_ENTRY_LEAST_BYTES, FETCH_ENTRY_MAX_BYTES, FULL_PASS_EVERY, PROBE_BYTES, QUEUE_ROOM_BYTES,
+    FETCH_ENTRY_LEAST_BYTES, FETCH_ENTRY_MAX_BYTES, FETCH_LEAST_ENTRIES, FULL_PASS_EVERY,
+    PROBE_BYTES, QUEUE_ROOM_BYTES,
 };
 use crate::observe::sampled::Sampled;
 use crate::ownership::Fence;
@@ -90,6 +91,8 @@ struct Session<'a> {
     reserved: usize,
     /// Rendered bytes per stored byte, as lately seen.
     expansion: f64,
+    /// Stored bytes that a partition is asked for at least.
+    entry_bytes: u32,
     committing: bool,
     checkpointing: bool,
     /// Window after which the last checkpoint was written.
@@ -145,6 +148,7 @@ impl Task {
             barren: false,
             reserved: 0,
             expansion: 4.0,
+            entry_bytes: FETCH_ENTRY_LEAST_BYTES,
             committing: false,
             checkpointing: false,
             checkpointed,
@@ -422,9 +426,9 @@ impl<'a> Session<'a> {
     fn read(&mut self) {
         while self.engine.has_ready() && self.fetches < self.task.settings().fetch_concurrency {
             let Some(room) = self.room() else { return };
-            let reads = self.engine.next_reads(FETCH_ENTRIES);
+            let reads = self.engine.next_reads(self.entries(room));
             let stored = (room as f64 / self.expansion / reads.len() as f64) as u32;
-            let max_bytes = stored.clamp(FETCH_ENTRY_LEAST_BYTES, FETCH_ENTRY_MAX_BYTES);
+            let max_bytes = stored.clamp(self.entry_bytes, FETCH_ENTRY_MAX_BYTES);
             let request = self.task.fetch_request(&reads, max_bytes);
             let call = Call {
                 stored: f64::from(max_bytes) * reads.len() as f64,
@@ -446,6 +450,15 @@ impl<'a> Session<'a> {
                 Event::Fetched(call, answer)
             });
         }
+    }
+
+    /// Partitions to fetch in the next call: an even share of those that are ready, so that every
+    /// call that may be under way has some, and no more than the call's bytes are enough for.
+    fn entries(&self, room: usize) -> usize {
+        let slots = self.task.settings().fetch_concurrency - self.fetches;
+        let share = self.engine.ready().div_ceil(slots).max(FETCH_LEAST_ENTRIES);
+        let enough = (room as f64 / self.expansion / f64::from(self.entry_bytes)) as usize;
+        share.min(enough).clamp(1, FETCH_ENTRIES)
     }
 
     /// Rendered bytes that one more fetch call may aim at, if it may be sent.
@@ -515,11 +528,12 @@ impl<'a> Session<'a> {
         }
         self.expansion = expansion(self.expansion, answer.batch.held_bytes(), call.stored);
         let mut held = Vec::new();
+        let mut starved = 0;
         self.barren = true;
         for (read, entry) in call.reads.iter().zip(&answer.entries) {
             match self.engine.read(read, &answer.batch, entry) {
                 ReadResult::Progress => self.barren = false,
-                ReadResult::Nothing => {}
+                ReadResult::Nothing => starved += 1,
                 ReadResult::Suspect(why) => {
                     self.doubt(
                         read,
@@ -537,6 +551,14 @@ impl<'a> Session<'a> {
                 }
             }
         }
+        // Partitions whose next segment is larger than what was asked for come back empty.
+        self.entry_bytes = if starved * 2 > call.reads.len() {
+            self.entry_bytes
+                .saturating_mul(4)
+                .min(FETCH_ENTRY_MAX_BYTES)
+        } else {
+            (self.entry_bytes - self.entry_bytes / 8).max(FETCH_ENTRY_LEAST_BYTES)
+        };
         if !self.barren {
             self.fetch_backoff.reset();
         }

@@ -66,16 +66,16 @@ impl Task {
         fence: &Fence,
         absent_since: Option<Micros>,
     ) -> Result<CommitPointer, End> {
+        let answer = self.look().await;
+        if answer.error == Some(EntryError::UnknownQueue) {
+            return Err(End::Absent(answer.safe_time));
+        }
         let prefix = self.keys.manifests();
         let listed = self
             .persist("list", || self.context.bucket.list(&prefix, None))
             .await;
         if let Some(key) = listed.keys.into_iter().next() {
             return Err(Halt::LakeWithoutPointer { key }.into());
-        }
-        let answer = self.look().await;
-        if answer.error == Some(EntryError::UnknownQueue) {
-            return Err(End::Absent(answer.safe_time));
         }
         let t_end = match self.settings().start {
             Start::Earliest => Micros::ZERO,

@@ -134,6 +134,11 @@ impl Engine {
         self.by_name.len()
     }
 
+    /// Partitions that a fetch could be sent for now.
+    pub fn ready(&self) -> usize {
+        self.ready.len()
+    }
+
     /// Whether a fetch could be sent now.
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty()
