@@ -446,3 +446,17 @@ fn a_log_filter_that_does_not_parse_is_refused() {
 fn the_table_is_documented_whole() {
     insta::assert_snapshot!(markdown());
 }
+
+#[test]
+fn the_page_for_operators_has_the_table_as_it_is() {
+    let page = include_str!("../../../../docs/operating.md");
+    let table = page
+        .split_once("<!-- variables -->\n")
+        .and_then(|(_, rest)| rest.split_once("\n<!-- /variables -->"))
+        .map(|(table, _)| table);
+    assert_eq!(
+        table,
+        Some(markdown().trim_end()),
+        "copy the snapshot of the table to the page"
+    );
+}
