@@ -117,3 +117,5 @@ pub const UPLOAD_FRAME_BYTES: usize = 256 * 1024;
 pub const HASH_INLINE_BYTES: usize = 256 * 1024;
 /// Buffered record bytes up to which a queue may go on reading however short memory is.
 pub const QUEUE_ROOM_BYTES: u64 = 4 * MIB as u64;
+/// Objects of one window that are on their way to their end at a time, in the per-partition layout.
+pub const OBJECTS_IN_FLIGHT: usize = 16;

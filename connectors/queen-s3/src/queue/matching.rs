@@ -8,7 +8,7 @@ use futures::TryStreamExt;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use super::commit::{Run, Tally};
+use super::writer::{Run, Tally};
 use crate::bucket::{BucketError, ObjectReader};
 use crate::encode::ObjectSummary;
 use crate::lake::Compression;

@@ -2,7 +2,7 @@
 //! closes and commits windows until it is told to stop or loses the queue.
 //!
 //! [`start`] compares pointer and bucket, [`redo`] repeats an interrupted window, [`session`] is
-//! the running loop, [`commit`] and [`object`] write one window, [`log_stream`] reads the log in
+//! the running loop, [`commit`], [`writer`] and [`object`] write one window, [`log_stream`] reads the log in
 //! name order for what does not fit in memory, [`checkpoints`] keeps positions in the bucket.
 
 mod checkpoints;
@@ -13,6 +13,7 @@ mod object;
 mod redo;
 mod session;
 mod start;
+mod writer;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

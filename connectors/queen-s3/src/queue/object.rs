@@ -11,8 +11,8 @@ use md5::{Digest, Md5};
 use sha2::Sha256;
 use tracing::{debug, warn};
 
-use super::commit::Tally;
 use super::matching::{Matcher, Mismatch};
+use super::writer::Tally;
 use super::{End, Halt, Task};
 use crate::broker::Name;
 use crate::bucket::{BucketError, ObjectBody, ObjectInfo};

@@ -5,9 +5,10 @@ use std::collections::HashMap;
 
 use tracing::{info, warn};
 
-use super::commit::{Content, Gaps, Sizes, WindowWriter};
+use super::commit::Gaps;
 use super::log_stream::{Changed, LogStream};
 use super::object::Trouble;
+use super::writer::{Content, Sizes, WindowWriter};
 use super::{End, Halt, Standing, Task};
 use crate::broker::Name;
 use crate::encode::record_bytes;
