@@ -101,6 +101,23 @@ impl Align {
         }
     }
 
+    /// Start of the directory that a window starting at `at` lies in: its bucket, or its hour
+    /// without alignment.
+    pub fn directory_start(self, at: Micros) -> Micros {
+        match self {
+            Self::None => Self::Hour.bucket_start(at),
+            aligned => aligned.bucket_start(at),
+        }
+    }
+
+    /// End (exclusive) of that directory.
+    pub fn directory_end(self, at: Micros) -> Micros {
+        match self {
+            Self::None => Self::Hour.bucket_end(at),
+            aligned => aligned.bucket_end(at),
+        }
+    }
+
     /// End (exclusive) of the bucket that holds `at`; [`Micros::MAX`] without alignment.
     pub fn bucket_end(self, at: Micros) -> Micros {
         match self.width() {

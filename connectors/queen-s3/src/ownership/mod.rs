@@ -67,7 +67,7 @@ pub struct Documents {
 /// The outcome of a claim.
 pub enum Claim {
     /// The queue is this process's; its documents as they stood.
-    Owned(Box<Fence>, Documents),
+    Owned(Box<(Fence, Documents)>),
     /// Another instance, of this name, holds it.
     Held(String),
 }
@@ -129,7 +129,7 @@ impl Owner {
             .transpose()
             .ok()
             .flatten()
-            .unwrap_or_else(|| LeaseDocument::unreadable());
+            .unwrap_or_else(LeaseDocument::unreadable);
         let version = current.version.unwrap_or_default();
         if held.incarnation == self.identity.incarnation {
             // A claim of ours whose answer was lost; its sending time is unknown, so the lease
@@ -180,7 +180,7 @@ impl Owner {
             documents.intent_version,
             documents.committed_version,
         );
-        Claim::Owned(Box::new(fence), documents)
+        Claim::Owned(Box::new((fence, documents)))
     }
 
     fn lease_value(&self) -> Value {

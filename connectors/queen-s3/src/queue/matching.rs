@@ -177,14 +177,14 @@ impl Lines {
 
 enum Decompressor {
     None,
-    Gzip(MultiGzDecoder<Vec<u8>>),
+    Gzip(Box<MultiGzDecoder<Vec<u8>>>),
     Zstd(Box<zstd::stream::write::Decoder<'static, Vec<u8>>>),
 }
 
 impl Decompressor {
     fn new(compression: Compression) -> std::io::Result<Self> {
         Ok(match compression {
-            Compression::Gzip => Self::Gzip(MultiGzDecoder::new(Vec::new())),
+            Compression::Gzip => Self::Gzip(Box::new(MultiGzDecoder::new(Vec::new()))),
             Compression::Zstd => {
                 Self::Zstd(Box::new(zstd::stream::write::Decoder::new(Vec::new())?))
             }

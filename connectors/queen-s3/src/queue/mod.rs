@@ -15,13 +15,13 @@ mod session;
 mod start;
 mod writer;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use thiserror::Error;
 use tokio::sync::watch;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::broker::{Broker, Name};
 use crate::bucket::Bucket;
@@ -108,6 +108,8 @@ struct Task {
     queue: Name,
     keys: LakeKeys,
     status: Arc<QueueStatus>,
+    /// Multipart uploads begun and not completed: key and upload id.
+    uploads: Mutex<Vec<(String, String)>>,
 }
 
 impl Task {
@@ -198,6 +200,7 @@ pub async fn run(
         context: Arc::clone(&context),
         queue,
         keys,
+        uploads: Mutex::default(),
     };
     task.run(absent_since, stop).await;
 }
@@ -222,12 +225,14 @@ impl Task {
                 claimed = self.claim(&owner, takeover) => claimed,
             };
             let (pause, end) = match claimed {
-                Ok(Claim::Owned(fence, documents)) => {
+                Ok(Claim::Owned(owned)) => {
+                    let (fence, documents) = *owned;
                     takeover = false;
                     was_held = false;
                     self.status.owned.store(true, Relaxed);
                     info!(queue = %self.queue, "queue claimed");
                     let end = self.owned(&fence, documents, absent_since, &mut stop).await;
+                    self.abort_uploads().await;
                     if !matches!(end, End::Lost(_)) {
                         fence.release().await;
                     }
@@ -247,6 +252,21 @@ impl Task {
             let pause = self.ended(end, pause, &mut absent_since);
             self.pause(pause, &mut stop).await;
         }
+    }
+
+    /// Gives up the multipart uploads that the work left open. Best effort: a lifecycle rule of the
+    /// bucket collects what stays.
+    async fn abort_uploads(&self) {
+        let left = std::mem::take(&mut *self.open_uploads());
+        for (key, upload_id) in left {
+            if let Err(error) = self.context.bucket.abort_multipart(&key, &upload_id).await {
+                debug!(queue = %self.queue, %error, "a multipart upload could not be given up");
+            }
+        }
+    }
+
+    fn open_uploads(&self) -> MutexGuard<'_, Vec<(String, String)>> {
+        self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes how the work ended, and answers how long to wait before it begins again.
@@ -354,9 +374,9 @@ impl Task {
                 }
                 match self.session(fence, standing, stop.clone()).await {
                     session::Outcome::End(end) => return end,
-                    session::Outcome::Redo(moved, intent) => {
-                        standing = moved;
-                        pending = Some(intent);
+                    session::Outcome::Redo(redo) => {
+                        standing = redo.0;
+                        pending = Some(redo.1);
                     }
                 }
             }

@@ -233,6 +233,7 @@ impl<'a> ObjectWriter<'a> {
                 let bucket = &task.context.bucket;
                 let created = task.persist("multipart_create", || bucket.create_multipart(&key));
                 let created = alongside(created, &mut self.uploads, &mut self.etags).await;
+                task.open_uploads().push((key, created.clone()));
                 self.upload_id.insert(created).clone()
             }
         };
@@ -290,13 +291,17 @@ impl<'a> ObjectWriter<'a> {
                 .complete_multipart(&self.key, &upload_id, &etags)
                 .await
             {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.closed(&upload_id);
+                    return Ok(());
+                }
                 Err(error) => error,
             };
             warn!(queue = %self.task.queue, %error, "an upload could not be completed");
             // The answer may be all that was lost.
             let found = self.task.persist("head", || bucket.head(&self.key)).await;
             if found.is_some_and(|found| is_upload(&found, size, &etags)) {
+                self.closed(&upload_id);
                 return Ok(());
             }
             if error.no_such_upload() {
@@ -304,6 +309,13 @@ impl<'a> ObjectWriter<'a> {
             }
             tokio::time::sleep(backoff.next(error.retry_after())).await;
         }
+    }
+
+    /// The upload is complete: there is nothing left to give up.
+    fn closed(&self, upload_id: &str) {
+        self.task
+            .open_uploads()
+            .retain(|(_, open)| open != upload_id);
     }
 
     /// An object that does not hold what the redo found, or could not be read to its end.

@@ -34,7 +34,7 @@ pub(super) enum Outcome {
     End(End),
     /// A window that does not fit in memory: its intent is durable, and it is to be written as a
     /// redo is.
-    Redo(Standing, Intent),
+    Redo(Box<(Standing, Intent)>),
 }
 
 impl<T: Into<End>> From<T> for Outcome {
@@ -636,7 +636,7 @@ impl<'a> Session<'a> {
             Event::Oversized(
                 written
                     .map_err(End::from)
-                    .map(|()| Outcome::Redo(standing, intent)),
+                    .map(|()| Outcome::Redo(Box::new((standing, intent)))),
             )
         });
         true

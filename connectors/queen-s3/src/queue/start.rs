@@ -9,7 +9,6 @@ use super::{End, Halt, Standing, Task};
 use crate::broker::{Changed, ChangedRequest, EntryError};
 use crate::bucket::{BucketError, ObjectReader};
 use crate::config::Start;
-use crate::lake::Align;
 use crate::lake::documents::{CommitPointer, Intent};
 use crate::lake::manifest::Manifest;
 use crate::limits::{LISTED_BUCKETS, SIDECAR_BYTES};
@@ -234,18 +233,12 @@ impl Task {
                 .wall_ms()
                 .saturating_mul(Micros::PER_MILLI),
         );
-        // Windows that align to nothing still lie in the directory of the hour they start in.
-        let directories = if shape.align == Align::None {
-            Align::Hour
-        } else {
-            shape.align
-        };
         let mut prefixes = Vec::new();
         let mut at = Micros(standing.pointer.t_end);
         // A backfill's first window can start anywhere, but a new lake holds no objects either.
         while at <= now && at > Micros::ZERO && prefixes.len() < LISTED_BUCKETS {
             prefixes.push(self.keys.window_prefix(k, at, shape));
-            at = directories.bucket_end(at);
+            at = shape.align.directory_end(at);
         }
         for prefix in prefixes {
             let page = self

@@ -121,16 +121,16 @@ impl Chunk {
 
     /// The stretch of the body that the records' slices lie in.
     fn span(&self) -> Range<usize> {
-        let mut span = usize::MAX..0;
+        let (mut start, mut end) = (usize::MAX, 0);
         for record in self.records() {
-            for (start, len) in [
+            for (from, len) in [
                 (record.transaction_id_start, record.transaction_id_len),
                 (record.payload_start, record.payload_len),
             ] {
-                span.start = span.start.min(start as usize);
-                span.end = span.end.max(start as usize + len as usize);
+                start = start.min(from as usize);
+                end = end.max(from as usize + len as usize);
             }
         }
-        span.start.min(span.end)..span.end
+        start.min(end)..end
     }
 }

@@ -77,13 +77,15 @@ impl Engine {
                 self.advance(bound);
                 return Some(Close::Idle(bound));
             }
-            let t_start = self.cut.max(self.policy.align.bucket_start(bound.back(1)));
+            let t_start = self
+                .cut
+                .max(self.policy.align.directory_start(bound.back(1)));
             return Some(Close::Window(self.take(Bounds {
                 t_start,
                 t_end: bound,
             })));
         };
-        let t_start = self.cut.max(self.policy.align.bucket_start(first));
+        let t_start = self.cut.max(self.policy.align.directory_start(first));
         let bucket_end = self.policy.align.bucket_end(first);
         let limit = bound.min(bucket_end);
         let full = self.size_cut(first, limit);
@@ -116,7 +118,7 @@ impl Engine {
         }
         let at = at.max(self.cut);
         let t_end = at.on(1);
-        let t_start = self.cut.max(self.policy.align.bucket_start(at));
+        let t_start = self.cut.max(self.policy.align.directory_start(at));
         (t_end <= settled).then_some((t_start, t_end))
     }
 

@@ -234,6 +234,26 @@ fn a_window_stays_within_the_hour_of_its_first_record() {
 }
 
 #[test]
+fn without_alignment_a_window_still_starts_no_earlier_than_the_hour_of_its_first_record() {
+    let mut engine = Engine::new(
+        Policy {
+            align: Align::None,
+            ..policy()
+        },
+        at(0),
+    );
+    pass(&mut engine, 20_000, &[listed("a", 0, 1, None)]);
+    read(&mut engine, "a", &[(0, 7_300), (1, 12_000)], 2);
+    pass(&mut engine, 20_000 + AGE, &[]);
+    let window = window(&mut engine);
+    assert_eq!(
+        (window.t_start, window.t_end),
+        (at(7_200), at(20_000 + AGE - GUARD))
+    );
+    assert_eq!(window.prev_t_end, at(0));
+}
+
+#[test]
 fn the_pointer_moves_over_a_stretch_without_records_at_the_windows_age() {
     let mut engine = engine(1_000);
     pass(&mut engine, 1_010, &[]);
