@@ -1,0 +1,290 @@
+//! The running loop of an owned queue: discover, read, close, commit; all at once, within the
+//! memory budget, one window at a time.
+
+mod passes;
+mod reading;
+
+use std::future::Future;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use super::{End, Standing, Task, stopping};
+use crate::broker::{BrokerError, Changed, FetchAnswer};
+use crate::lake::documents::Intent;
+use crate::limits::{FETCH_CALL_LEAST_BYTES, FETCH_ENTRY_LEAST_BYTES, FULL_PASS_EVERY};
+use crate::observe::sampled::Sampled;
+use crate::ownership::Fence;
+use crate::retry::Backoff;
+use crate::window::{Close, Engine, Policy, Press, ReadRequest};
+
+use passes::Pass;
+use reading::{Call, LEAST_EXPANSION};
+
+/// How a session came to its end.
+pub(in crate::queue) enum Outcome {
+    /// Work on the queue ends.
+    End(End),
+    /// A window that does not fit in memory: its intent is durable, and it is to be written as a
+    /// redo is.
+    Redo(Box<(Standing, Intent)>),
+}
+
+impl<T: Into<End>> From<T> for Outcome {
+    fn from(end: T) -> Self {
+        Self::End(end.into())
+    }
+}
+
+/// What something under way came to.
+enum Event {
+    Page(Result<Changed, BrokerError>),
+    Fetched(Call, Result<FetchAnswer, BrokerError>),
+    /// Partitions whose answer was an error may be asked for again.
+    Released(Vec<ReadRequest>),
+    Committed(Result<Standing, End>),
+    Oversized(Result<Outcome, End>),
+    /// Whether a checkpoint was written, after this window.
+    Checkpointed(bool, u64),
+}
+
+struct Session<'a> {
+    task: &'a Task,
+    fence: &'a Fence,
+    engine: Engine,
+    standing: Standing,
+    under_way: FuturesUnordered<BoxFuture<'a, Event>>,
+    pass: Option<Pass>,
+    page_out: bool,
+    next_pass: Instant,
+    next_full_pass: Instant,
+    pass_backoff: Backoff,
+    fetches: usize,
+    fetch_backoff: Backoff,
+    /// How long the broker asked to wait with the last failure.
+    fetch_asked: Option<Duration>,
+    /// Whether the last answer brought nothing.
+    barren: bool,
+    /// Rendered bytes that the calls under way aim at.
+    reserved: usize,
+    /// Rendered bytes per stored byte, as lately seen.
+    expansion: f64,
+    /// Stored bytes that a partition is asked for at least.
+    entry_bytes: u32,
+    committing: bool,
+    checkpointing: bool,
+    /// Window after which the last checkpoint was written.
+    checkpointed: u64,
+    /// On a stop: whether the window being filled was judged.
+    judged: bool,
+    discovery_log: Sampled,
+    fetch_log: Sampled,
+    doubt_log: Sampled,
+    degraded: Option<bool>,
+}
+
+impl Task {
+    pub(super) fn policy(&self) -> Policy {
+        let settings = self.settings();
+        Policy {
+            align: settings.shape.align,
+            target_bytes: settings.target_bytes,
+            max_window_us: micros(settings.max_window),
+            guard_us: micros(settings.safe_guard),
+        }
+    }
+
+    /// Runs the queue until it ends or a window has to be written the other way.
+    pub(super) async fn session(
+        &self,
+        fence: &Fence,
+        standing: Standing,
+        mut stop: watch::Receiver<bool>,
+    ) -> Outcome {
+        let engine = tokio::select! {
+            biased;
+            () = stopping(&mut stop) => return End::Drained.into(),
+            engine = self.engine(&standing) => engine,
+        };
+        let age = self.status.checkpoint_age.load(Relaxed);
+        let checkpointed = standing.pointer.k - age;
+        let now = Instant::now();
+        let mut session = Session {
+            task: self,
+            fence,
+            engine,
+            standing,
+            under_way: FuturesUnordered::new(),
+            pass: None,
+            page_out: false,
+            next_pass: now,
+            next_full_pass: now + FULL_PASS_EVERY,
+            pass_backoff: self.context.jitter.backoff(),
+            fetches: 0,
+            fetch_backoff: self.context.jitter.backoff(),
+            fetch_asked: None,
+            barren: false,
+            reserved: 0,
+            expansion: LEAST_EXPANSION,
+            entry_bytes: FETCH_ENTRY_LEAST_BYTES,
+            committing: false,
+            checkpointing: false,
+            checkpointed,
+            judged: false,
+            discovery_log: Sampled::default(),
+            fetch_log: Sampled::default(),
+            doubt_log: Sampled::default(),
+            degraded: None,
+        };
+        session.run(&mut stop).await
+    }
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+impl<'a> Session<'a> {
+    async fn run(&mut self, stop: &mut watch::Receiver<bool>) -> Outcome {
+        loop {
+            if *stop.borrow() {
+                if self.judged_last_window() && !self.committing {
+                    return End::Drained.into();
+                }
+            } else {
+                self.discover();
+                self.close(self.press());
+                self.read();
+            }
+            let draining = *stop.borrow();
+            let waits = self.pass.is_none() && !draining;
+            let wake = waits.then_some(self.next_pass);
+            let event = tokio::select! {
+                biased;
+                () = stopping(stop), if !draining => continue,
+                Some(event) = self.under_way.next() => event,
+                () = until(wake) => continue,
+            };
+            if let Err(outcome) = self.apply(event) {
+                return outcome;
+            }
+        }
+    }
+
+    /// On a stop the window being filled is judged once, when no other is under way: it is
+    /// finished or left to the next start.
+    fn judged_last_window(&mut self) -> bool {
+        if !self.committing && !std::mem::replace(&mut self.judged, true) {
+            self.close(Press::Drain);
+        }
+        self.judged
+    }
+
+    fn start(&mut self, work: impl Future<Output = Event> + Send + 'a) {
+        self.under_way.push(work.boxed());
+    }
+
+    fn apply(&mut self, event: Event) -> Result<(), Outcome> {
+        match event {
+            Event::Page(answer) => self.page(answer)?,
+            Event::Fetched(call, answer) => self.fetched(&call, answer),
+            Event::Released(reads) => reads.iter().for_each(|read| self.engine.unread(read)),
+            Event::Committed(result) => self.committed(result?),
+            Event::Checkpointed(written, k) => {
+                self.checkpointing = false;
+                if written {
+                    self.checkpointed = k;
+                }
+                self.show_checkpoint_age();
+            }
+            Event::Oversized(result) => return Err(result?),
+        }
+        Ok(())
+    }
+
+    fn committed(&mut self, standing: Standing) {
+        self.committing = false;
+        self.standing = standing;
+        self.show_checkpoint_age();
+        let age = self.standing.pointer.k.saturating_sub(self.checkpointed);
+        if age >= self.task.settings().checkpoint_every && !self.checkpointing {
+            self.checkpointing = true;
+            let (task, fence, standing) = (self.task, self.fence, self.standing.clone());
+            let positions = self.engine.checkpoint();
+            self.start(async move {
+                let written = task.write_checkpoint(fence, &standing, positions).await;
+                Event::Checkpointed(written, standing.pointer.k)
+            });
+        }
+    }
+
+    fn show_checkpoint_age(&self) {
+        let age = self.standing.pointer.k.saturating_sub(self.checkpointed);
+        self.task.status.checkpoint_age.store(age, Relaxed);
+    }
+
+    /// Whether memory is short and this queue's buffer is the largest of all.
+    fn press(&self) -> Press {
+        let context = &self.task.context;
+        let mine = self.engine.buffered_bytes();
+        self.task.status.buffered.store(mine, Relaxed);
+        if context.budget.used() + FETCH_CALL_LEAST_BYTES <= context.budget.limit() || mine == 0 {
+            return Press::None;
+        }
+        let mut queues = context.status.queues().into_iter();
+        let largest = queues.all(|(_, status)| status.buffered.load(Relaxed) <= mine);
+        if largest { Press::Memory } else { Press::None }
+    }
+
+    fn close(&mut self, press: Press) {
+        if self.committing {
+            return;
+        }
+        let Some(close) = self.engine.close(press) else {
+            return;
+        };
+        self.committing = true;
+        let (task, fence, standing) = (self.task, self.fence, self.standing.clone());
+        match close {
+            Close::Window(window) => {
+                self.start(
+                    async move { Event::Committed(task.commit(fence, &standing, &window).await) },
+                )
+            }
+            Close::Idle(t_end) => self.start(async move {
+                Event::Committed(task.commit_idle(fence, &standing, t_end).await)
+            }),
+        }
+    }
+
+    /// Begins a window whose records do not fit in memory; `false` when there is none to begin.
+    fn stream_oversized(&mut self) -> bool {
+        let Some((t_start, t_end)) = self.engine.oversized() else {
+            return false;
+        };
+        self.committing = true;
+        let (task, fence, standing) = (self.task, self.fence, self.standing.clone());
+        self.start(async move {
+            let intent = task.intent(&standing, t_start, t_end);
+            let written = fence.write_intent(&intent).await;
+            Event::Oversized(
+                written
+                    .map_err(End::from)
+                    .map(|()| Outcome::Redo(Box::new((standing, intent)))),
+            )
+        });
+        true
+    }
+}
+
+async fn until(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => sleep_until(instant).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,175 @@
+//! Discovery: one pass after the other, a page at a time.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::{Event, Outcome, Session};
+use crate::broker::{BrokerError, Changed, ChangedRequest, EntryError};
+use crate::limits::{CHANGED_PAGE, FULL_PASS_EVERY};
+use crate::observe::sampled::Sampled;
+use crate::queue::{End, Task};
+use crate::time::Micros;
+use crate::window::Engine;
+
+/// The pass under way, between its pages.
+pub(super) struct Pass {
+    since: Option<Micros>,
+    after: Option<String>,
+}
+
+impl Task {
+    /// One discovery page, its `safeTime` noted.
+    async fn changed(&self, request: &ChangedRequest) -> Result<Changed, BrokerError> {
+        let answer = self.context.broker.changed(Some(request)).await?;
+        self.context.status.set_safe_time(answer.safe_time);
+        Ok(answer)
+    }
+
+    /// A whole pass, one page after the other, tried until it is complete.
+    pub(in crate::queue) async fn whole_pass(
+        &self,
+        engine: &mut Engine,
+        full: bool,
+    ) -> Result<(), End> {
+        let mut backoff = self.context.jitter.backoff();
+        let mut sampled = Sampled::default();
+        'pass: loop {
+            let since = engine.begin_pass(full).since;
+            let mut after = None;
+            loop {
+                engine.page_asked();
+                let answer = match self.changed(&self.page_request(since, after.take())).await {
+                    Ok(answer) => answer,
+                    Err(error) => {
+                        if let Some(suppressed) = sampled.failure() {
+                            let queue = &self.queue;
+                            warn!(%queue, %error, suppressed, "discovery failed; trying again");
+                        }
+                        tokio::time::sleep(backoff.next(error.retry_after())).await;
+                        continue 'pass;
+                    }
+                };
+                match answer.error {
+                    Some(EntryError::UnknownQueue) => return Err(End::Absent(answer.safe_time)),
+                    Some(_) => {
+                        tokio::time::sleep(backoff.next(None)).await;
+                        continue 'pass;
+                    }
+                    None => engine.page(answer.safe_time, &answer.partitions),
+                }
+                after = answer.next;
+                if after.is_none() {
+                    engine.end_pass();
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn page_request(&self, since: Option<Micros>, after: Option<String>) -> ChangedRequest {
+        ChangedRequest {
+            queue: self.queue.clone(),
+            since,
+            after,
+            limit: CHANGED_PAGE,
+        }
+    }
+}
+
+impl Session<'_> {
+    // Discovery.
+
+    pub(super) fn discover(&mut self) {
+        if self.page_out {
+            return;
+        }
+        let now = Instant::now();
+        let pass = match self.pass.take() {
+            Some(pass) => pass,
+            None if now < self.next_pass => return,
+            None => {
+                let full = now >= self.next_full_pass;
+                if full {
+                    self.next_full_pass = now + FULL_PASS_EVERY;
+                }
+                Pass {
+                    since: self.engine.begin_pass(full).since,
+                    after: None,
+                }
+            }
+        };
+        self.engine.page_asked();
+        self.page_out = true;
+        let task = self.task;
+        let request = task.page_request(pass.since, pass.after);
+        self.pass = Some(Pass {
+            since: pass.since,
+            after: None,
+        });
+        self.start(async move { Event::Page(task.changed(&request).await) });
+    }
+
+    pub(super) fn page(&mut self, answer: Result<Changed, BrokerError>) -> Result<(), Outcome> {
+        self.page_out = false;
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                if let Some(suppressed) = self.discovery_log.failure() {
+                    let queue = &self.task.queue;
+                    warn!(%queue, %error, suppressed, "discovery failed; trying again");
+                }
+                let pause = self.pass_backoff.next(error.retry_after());
+                self.give_pass_up(pause);
+                return Ok(());
+            }
+        };
+        match &answer.error {
+            None => {}
+            Some(EntryError::UnknownQueue) => return Err(End::Absent(answer.safe_time).into()),
+            Some(error) => {
+                warn!(queue = %self.task.queue, %error, "a discovery page was refused");
+                let pause = self.pass_backoff.next(None);
+                self.give_pass_up(pause);
+                return Ok(());
+            }
+        }
+        self.discovery_log.success();
+        self.pass_backoff.reset();
+        self.task.status.present.store(true, Relaxed);
+        self.note_degraded(answer.degraded);
+        self.engine.page(answer.safe_time, &answer.partitions);
+        if let (Some(after), Some(pass)) = (answer.next, &mut self.pass) {
+            pass.after = Some(after);
+            return Ok(());
+        }
+        self.pass = None;
+        if let Some(summary) = self.engine.end_pass() {
+            self.task.status.discovered.store(summary.listed, Relaxed);
+        }
+        self.next_pass = Instant::now() + self.task.settings().discovery_interval;
+        Ok(())
+    }
+
+    fn give_pass_up(&mut self, pause: Duration) {
+        self.engine.abandon_pass();
+        self.pass = None;
+        self.next_pass = Instant::now() + pause;
+    }
+
+    fn note_degraded(&mut self, degraded: bool) {
+        let queue = &self.task.queue;
+        match (self.degraded.replace(degraded), degraded) {
+            (Some(before), now) if before == now => {}
+            (None, false) => {}
+            (_, true) => warn!(
+                %queue,
+                "the broker's safeTime is degraded: it cannot see every database session, and \
+                 windows close later; GRANT pg_read_all_stats to the broker's role"
+            ),
+            (_, false) => info!(%queue, "the broker's safeTime is whole again"),
+        }
+    }
+}

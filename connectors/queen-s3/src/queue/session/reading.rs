@@ -1,0 +1,245 @@
+//! Reading: which partitions to fetch next, with how much at a time, and what the answers say.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use super::{Event, Session};
+use crate::broker::{BrokerError, FetchAnswer, FetchEntry, FetchRequest};
+use crate::limits::{
+    ENTRY_RETRY, FETCH_CALL_BYTES, FETCH_CALL_LEAST_BYTES, FETCH_ENTRIES, FETCH_ENTRY_LEAST_BYTES,
+    FETCH_ENTRY_MAX_BYTES, FETCH_LEAST_ENTRIES, PROBE_BYTES, QUEUE_ROOM_BYTES,
+};
+use crate::queue::{End, Task};
+use crate::window::{Engine, Press, ReadRequest, ReadResult};
+
+/// Rendered bytes that are expected per stored byte at least: an answer that is small because there
+/// was little to read must not make the next one large.
+pub(super) const LEAST_EXPANSION: f64 = 4.0;
+
+/// What to expect of rendered bytes per stored byte after an answer of `rendered` bytes to a
+/// request for `stored`: rises at once, falls slowly.
+fn expansion(before: f64, rendered: usize, stored: f64) -> f64 {
+    let seen = rendered as f64 / stored;
+    let after = if seen > before {
+        seen
+    } else {
+        before * 0.98 + seen * 0.02
+    };
+    after.clamp(LEAST_EXPANSION, 100.0)
+}
+
+/// A fetch call under way.
+pub(super) struct Call {
+    reads: Vec<ReadRequest>,
+    /// Stored bytes asked for.
+    stored: f64,
+    /// Rendered bytes aimed at.
+    room: usize,
+}
+
+impl Task {
+    /// One fetch call, counted.
+    pub(in crate::queue) async fn fetch(
+        &self,
+        request: &FetchRequest,
+    ) -> Result<FetchAnswer, BrokerError> {
+        let answer = self.context.broker.fetch(request).await;
+        let counter = match &answer {
+            Ok(_) => &self.status.fetches_ok,
+            Err(_) => &self.status.fetches_failed,
+        };
+        counter.fetch_add(1, Relaxed);
+        answer
+    }
+
+    /// One call of probes for the positions that `engine` still looks for.
+    pub(in crate::queue) async fn probe(&self, engine: &mut Engine) -> Result<(), End> {
+        let probes = engine.next_probes(FETCH_ENTRIES);
+        if probes.is_empty() {
+            // What is left contradicts the last pass.
+            return self.whole_pass(engine, true).await;
+        }
+        let request = self.fetch_request(&probes, PROBE_BYTES);
+        match self.fetch(&request).await {
+            Ok(answer) => {
+                for (read, entry) in probes.iter().zip(&answer.entries) {
+                    engine.read(read, &answer.batch, entry);
+                    engine.unread(read);
+                }
+            }
+            Err(error) => {
+                probes.iter().for_each(|read| engine.unread(read));
+                let pause = self.context.jitter.backoff().next(error.retry_after());
+                tokio::time::sleep(pause).await;
+            }
+        }
+        Ok(())
+    }
+
+    fn fetch_request(&self, reads: &[ReadRequest], max_bytes: u32) -> FetchRequest {
+        let entries = reads
+            .iter()
+            .map(|read| FetchEntry {
+                partition: read.name.clone(),
+                offset: read.offset,
+                max_bytes: if read.probe { PROBE_BYTES } else { max_bytes },
+            })
+            .collect();
+        FetchRequest {
+            queue: self.queue.clone(),
+            entries,
+            max_wait_ms: 0,
+        }
+    }
+}
+
+impl Session<'_> {
+    // Reading.
+
+    pub(super) fn read(&mut self) {
+        while self.engine.has_ready() && self.fetches < self.task.settings().fetch_concurrency {
+            let Some(room) = self.room() else { return };
+            let reads = self.engine.next_reads(self.entries(room));
+            let stored = (room as f64 / self.expansion / reads.len() as f64) as u32;
+            let max_bytes = stored.clamp(self.entry_bytes, FETCH_ENTRY_MAX_BYTES);
+            let request = self.task.fetch_request(&reads, max_bytes);
+            let call = Call {
+                stored: f64::from(max_bytes) * reads.len() as f64,
+                reads,
+                room,
+            };
+            self.fetches += 1;
+            self.reserved += room;
+            // After a failure, or when a call brought nothing, the next one waits.
+            let pause = if self.fetch_log.is_failing() || self.barren {
+                self.fetch_backoff.next(self.fetch_asked.take())
+            } else {
+                Duration::ZERO
+            };
+            let task = self.task;
+            self.start(async move {
+                if !pause.is_zero() {
+                    tokio::time::sleep(pause).await;
+                }
+                let answer = task.fetch(&request).await;
+                Event::Fetched(call, answer)
+            });
+        }
+    }
+
+    /// Partitions to fetch in the next call: an even share of those that are ready, so that every
+    /// call that may be under way has some, and no more than the call's bytes are enough for.
+    fn entries(&self, room: usize) -> usize {
+        let slots = self.task.settings().fetch_concurrency - self.fetches;
+        let share = self.engine.ready().div_ceil(slots).max(FETCH_LEAST_ENTRIES);
+        let enough = (room as f64 / self.expansion / f64::from(self.entry_bytes)) as usize;
+        share.min(enough).clamp(1, FETCH_ENTRIES)
+    }
+
+    /// Rendered bytes that one more fetch call may aim at, if it may be sent.
+    fn room(&mut self) -> Option<usize> {
+        let budget = &self.task.context.budget;
+        let share = budget.limit() / (self.task.settings().fetch_concurrency + 1);
+        let call = share.clamp(FETCH_CALL_LEAST_BYTES, FETCH_CALL_BYTES);
+        let taken = budget.used() + self.reserved;
+        if taken + call <= budget.limit() {
+            return Some(call);
+        }
+        if self.fetches > 0 || self.committing {
+            return None;
+        }
+        // Room for one small fetch is every queue's; beyond it the largest buffer makes room.
+        if self.engine.buffered_bytes() < QUEUE_ROOM_BYTES {
+            return Some(FETCH_CALL_LEAST_BYTES);
+        }
+        if self.press() == Press::None {
+            return None;
+        }
+        self.close(Press::Memory);
+        if self.committing {
+            return None;
+        }
+        // Nothing can be closed before the partition with the lowest frontier is read on: the
+        // records furthest ahead make room for that.
+        self.engine
+            .shed((taken + call).saturating_sub(budget.limit()) as u64, budget);
+        let alone = self.engine.buffered_bytes() > budget.limit() as u64 / 2;
+        if alone && budget.used() > budget.limit() && self.stream_oversized() {
+            return None;
+        }
+        Some(FETCH_CALL_LEAST_BYTES)
+    }
+
+    pub(super) fn fetched(&mut self, call: &Call, answer: Result<FetchAnswer, BrokerError>) {
+        self.fetches -= 1;
+        self.reserved -= call.room;
+        let queue = &self.task.queue;
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                call.reads.iter().for_each(|read| self.engine.unread(read));
+                self.fetch_asked = error.retry_after();
+                if let Some(suppressed) = self.fetch_log.failure() {
+                    warn!(%queue, %error, suppressed, "fetching failed; trying again");
+                }
+                return;
+            }
+        };
+        if self.fetch_log.success() {
+            info!(%queue, "fetching works again");
+        }
+        self.expansion = expansion(self.expansion, answer.batch.held_bytes(), call.stored);
+        let mut held = Vec::new();
+        let mut starved = 0;
+        self.barren = true;
+        for (read, entry) in call.reads.iter().zip(&answer.entries) {
+            match self.engine.read(read, &answer.batch, entry) {
+                ReadResult::Progress => self.barren = false,
+                ReadResult::Nothing => starved += 1,
+                ReadResult::Suspect(why) => {
+                    self.doubt(
+                        read,
+                        &why,
+                        "a partition's answers contradict; it waits for a pass",
+                    );
+                }
+                ReadResult::Error(error) => {
+                    self.doubt(
+                        read,
+                        &error,
+                        "the broker cannot read a partition; trying again",
+                    );
+                    held.push(read.clone());
+                }
+            }
+        }
+        // Partitions whose next segment is larger than what was asked for come back empty.
+        self.entry_bytes = if starved * 2 > call.reads.len() {
+            self.entry_bytes
+                .saturating_mul(4)
+                .min(FETCH_ENTRY_MAX_BYTES)
+        } else {
+            (self.entry_bytes - self.entry_bytes / 8).max(FETCH_ENTRY_LEAST_BYTES)
+        };
+        if !self.barren {
+            self.fetch_backoff.reset();
+        }
+        if !held.is_empty() {
+            let pause = self.task.context.jitter.backoff().next(Some(ENTRY_RETRY));
+            self.start(async move {
+                tokio::time::sleep(pause).await;
+                Event::Released(held)
+            });
+        }
+    }
+
+    fn doubt(&mut self, read: &ReadRequest, why: &dyn std::fmt::Display, what: &'static str) {
+        if let Some(suppressed) = self.doubt_log.failure() {
+            let queue = &self.task.queue;
+            let (partition, offset) = (&read.name, read.offset);
+            warn!(%queue, %partition, offset, %why, suppressed, "{what}");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Partitions that end, and those that come back under their name.
+
+use super::*;
+
+#[test]
+fn a_new_life_is_read_from_its_start_even_if_it_was_misread_as_the_former_one() {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_010, &[listed("a", 0, 1, Some(1))]);
+    read(&mut engine, "a", &[(0, 1_001), (1, 1_002)], 2);
+    pass(&mut engine, 1_011, &[listed("a", 0, 3, Some(1))]);
+    // Deleted and made again in between: offsets 2 and 3 are of the new life.
+    read(&mut engine, "a", &[(2, 1_022), (3, 1_023)], 4);
+    pass(&mut engine, 1_030 + AGE, &[listed("a", 0, 3, Some(2))]);
+    assert!(
+        engine.close(Press::None).is_none(),
+        "the new life is unread"
+    );
+    read(
+        &mut engine,
+        "a",
+        &[(0, 1_020), (1, 1_021), (2, 1_022), (3, 1_023)],
+        4,
+    );
+    let window = window(&mut engine);
+    assert_eq!(offsets(&window), [("a".to_owned(), vec![0, 1, 0, 1, 2, 3])]);
+    assert_eq!(
+        window.lost,
+        [OffsetRange {
+            partition: "a".into(),
+            from: 2,
+            to: 3
+        }]
+    );
+}
+
+#[test]
+fn an_answer_about_a_former_life_is_void() {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_010, &[listed("a", 0, 1, Some(1))]);
+    let old = request(&mut engine, "a");
+    pass(&mut engine, 1_020, &[listed("a", 0, 0, Some(2))]);
+    let records = batch(&[(0, 1_001), (1, 1_002)], &MemoryBudget::new(0));
+    assert_eq!(
+        engine.read(&old, &records, &entry(2, 2)),
+        ReadResult::Nothing
+    );
+    assert_eq!(engine.buffered_bytes(), 0);
+    assert_eq!(request(&mut engine, "a").offset, 0);
+}
+
+#[test]
+fn without_ids_a_new_life_shows_by_a_last_offset_below_what_was_read() {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_010, &[listed("a", 0, 2, None)]);
+    read(&mut engine, "a", &[(0, 1_001), (1, 1_002), (2, 1_003)], 3);
+    pass(&mut engine, 1_020, &[listed("a", 0, 0, None)]);
+    assert_eq!(request(&mut engine, "a").offset, 0);
+}
+
+#[test]
+fn a_page_asked_for_before_a_partition_was_read_says_nothing_of_its_life() {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_010, &[listed("a", 0, 0, None)]);
+    engine.begin_pass(false);
+    engine.page_asked();
+    read(&mut engine, "a", &[(0, 1_001), (1, 1_002), (2, 1_003)], 3);
+    engine.page(at(1_011), &[listed("a", 0, 0, None)]);
+    engine.end_pass();
+    assert!(
+        !engine.has_ready(),
+        "it is read to its watermark and not born again"
+    );
+}
+
+#[test]
+fn a_partition_that_a_full_pass_does_not_name_has_ended() {
+    let mut engine = engine(1_000);
+    pass(
+        &mut engine,
+        1_010,
+        &[listed("a", 0, 4, None), listed("b", 0, 0, None)],
+    );
+    read(&mut engine, "a", &[(0, 1_001)], 5);
+    read(&mut engine, "b", &[(0, 1_002)], 1);
+    run_pass(&mut engine, 1_010 + AGE, &[listed("b", 0, 0, None)], true);
+    let window = window(&mut engine);
+    assert_eq!(
+        offsets(&window),
+        [("a".to_owned(), vec![0]), ("b".to_owned(), vec![0])]
+    );
+    assert_eq!(
+        window.lost,
+        [OffsetRange {
+            partition: "a".into(),
+            from: 1,
+            to: 4
+        }]
+    );
+    run_pass(&mut engine, 1_011 + AGE, &[listed("b", 0, 0, None)], true);
+    assert_eq!(engine.tracked(), 1);
+}
+
+#[test]
+fn a_restored_position_of_a_former_life_is_not_used() {
+    let mut engine = engine(1_000);
+    engine.restore(vec![position("a", 10, Some(1)), position("b", 10, None)]);
+    pass(
+        &mut engine,
+        1_010,
+        &[listed("a", 0, 20, Some(2)), listed("b", 0, 3, None)],
+    );
+    assert_eq!(request(&mut engine, "a").offset, 0);
+    assert_eq!(request(&mut engine, "b").offset, 0);
+}

@@ -1,0 +1,142 @@
+//! The engine's behaviour, one sentence a test. Instants are seconds on the broker's clock.
+
+mod closing;
+mod lives;
+mod positions;
+mod reading;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use super::*;
+use crate::broker::{EntryError, FetchedEntry, ListedPartition};
+use crate::lake::checkpoint::Position;
+use crate::memory::MemoryBudget;
+use crate::record::{Batch, RecordIndex};
+
+const GUARD: i64 = 5;
+const AGE: i64 = 60;
+
+fn at(seconds: i64) -> Micros {
+    Micros(seconds * Micros::PER_SECOND)
+}
+
+fn policy() -> Policy {
+    Policy {
+        align: Align::Hour,
+        target_bytes: 10_000,
+        max_window_us: AGE * Micros::PER_SECOND,
+        guard_us: GUARD * Micros::PER_SECOND,
+    }
+}
+
+fn engine(committed: i64) -> Engine {
+    Engine::new(policy(), at(committed))
+}
+
+fn listed(name: &str, log_start: i64, last_offset: i64, id: Option<u128>) -> ListedPartition {
+    ListedPartition {
+        name: name.into(),
+        id: id.map(Uuid::from_u128),
+        last_offset,
+        log_start,
+    }
+}
+
+fn pass(engine: &mut Engine, safe: i64, partitions: &[ListedPartition]) {
+    run_pass(engine, safe, partitions, false);
+}
+
+fn run_pass(engine: &mut Engine, safe: i64, partitions: &[ListedPartition], full: bool) {
+    engine.begin_pass(full);
+    engine.page_asked();
+    engine.page(at(safe), partitions);
+    engine.end_pass();
+}
+
+fn request(engine: &mut Engine, name: &str) -> ReadRequest {
+    let reads = engine.next_reads(100);
+    let mut wanted = None;
+    for read in reads {
+        if &*read.name == name {
+            wanted = Some(read);
+        } else {
+            engine.unread(&read);
+        }
+    }
+    wanted.unwrap_or_else(|| panic!("{name} is ready to be read"))
+}
+
+fn entry(records: u32, high_watermark: i64) -> FetchedEntry {
+    FetchedEntry {
+        records: 0..records,
+        high_watermark,
+        log_start: 0,
+        error: None,
+    }
+}
+
+/// A batch of records `(offset, ts in seconds)`, each with a payload of 100 bytes.
+fn batch(records: &[(i64, i64)], budget: &Arc<MemoryBudget>) -> Arc<Batch> {
+    let mut body = b"id".to_vec();
+    body.resize(102, b'1');
+    let index = records
+        .iter()
+        .map(|(offset, seconds)| RecordIndex {
+            offset: *offset,
+            ts: at(*seconds),
+            transaction_id_start: 0,
+            transaction_id_len: 2,
+            payload_start: 2,
+            payload_len: 100,
+        })
+        .collect();
+    Batch::new(Bytes::from(body), index, budget)
+}
+
+/// Reads `records` of `name`, whose watermark is then `high_watermark`.
+fn read(
+    engine: &mut Engine,
+    name: &str,
+    records: &[(i64, i64)],
+    high_watermark: i64,
+) -> ReadResult {
+    let request = request(engine, name);
+    let batch = batch(records, &MemoryBudget::new(usize::MAX));
+    engine.read(
+        &request,
+        &batch,
+        &entry(records.len() as u32, high_watermark),
+    )
+}
+
+fn window(engine: &mut Engine) -> ClosedWindow {
+    match engine.close(Press::None) {
+        Some(Close::Window(window)) => window,
+        other => panic!("a window closes, not {other:?}"),
+    }
+}
+
+fn offsets(window: &ClosedWindow) -> Vec<(String, Vec<i64>)> {
+    let all = |chunks: &Vec<crate::record::Chunk>| {
+        chunks
+            .iter()
+            .flat_map(|c| c.records().iter().map(|r| r.offset))
+            .collect()
+    };
+    window
+        .partitions
+        .iter()
+        .map(|(name, chunks)| (name.to_string(), all(chunks)))
+        .collect()
+}
+
+fn position(name: &str, offset: i64, id: Option<u128>) -> Position {
+    Position {
+        partition: name.into(),
+        offset,
+        id: id.map(Uuid::from_u128),
+    }
+}

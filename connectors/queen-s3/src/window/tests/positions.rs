@@ -1,0 +1,114 @@
+//! Where reading begins: searches and checkpoints.
+
+use super::*;
+
+#[test]
+fn a_long_log_is_probed_and_not_read_from_its_start() {
+    let mut engine = engine(1_000_000);
+    pass(&mut engine, 1_000_010, &[listed("a", 0, 999_999, None)]);
+    let mut probes = 0;
+    while engine.wants_probes() {
+        let probe = engine.next_probes(10).remove(0);
+        probes += 1;
+        let record = (probe.offset, probe.offset);
+        engine.read(
+            &probe,
+            &batch(&[record], &MemoryBudget::new(0)),
+            &entry(1, 1_000_000),
+        );
+    }
+    assert!(probes < 30);
+    assert!(request(&mut engine, "a").offset >= 999_000);
+}
+
+#[test]
+fn a_checkpoint_names_the_first_offset_in_no_window() {
+    let mut engine = engine(1_000);
+    pass(
+        &mut engine,
+        1_010,
+        &[listed("b", 0, 2, None), listed("a", 0, 0, Some(7))],
+    );
+    read(&mut engine, "b", &[(0, 1_001), (1, 1_002), (2, 1_009)], 3);
+    read(&mut engine, "a", &[(0, 1_003)], 1);
+    pass(&mut engine, 1_010 + AGE, &[listed("b", 0, 3, None)]);
+    read(&mut engine, "b", &[(3, 1_010 + AGE)], 4);
+    window(&mut engine);
+    assert_eq!(
+        engine.checkpoint(),
+        [position("a", 1, Some(7)), position("b", 3, None)]
+    );
+}
+
+#[test]
+fn a_range_lost_and_in_no_manifest_yet_holds_the_checkpoint_back() {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_010, &[listed("a", 0, 0, None)]);
+    read(&mut engine, "a", &[(0, 1_001)], 1);
+    pass(&mut engine, 1_011, &[listed("a", 5, 6, None)]);
+    read(&mut engine, "a", &[(5, 1_005), (6, 1_006)], 7);
+    assert_eq!(
+        engine.checkpoint()[0].offset,
+        0,
+        "the first record is in no window either"
+    );
+    pass(&mut engine, 1_011 + AGE, &[]);
+    window(&mut engine);
+    assert_eq!(engine.checkpoint()[0].offset, 7);
+}
+
+#[test]
+fn a_restored_position_is_trusted_after_the_record_before_it_was_seen() {
+    let mut engine = engine(1_000);
+    engine.restore(vec![position("a", 500_000, None)]);
+    pass(&mut engine, 1_010, &[listed("a", 0, 500_000, None)]);
+    read(
+        &mut engine,
+        "a",
+        &[(499_999, 999), (500_000, 1_001)],
+        500_001,
+    );
+    pass(&mut engine, 1_010 + AGE, &[]);
+    assert_eq!(
+        offsets(&window(&mut engine)),
+        [("a".to_owned(), vec![500_000])]
+    );
+}
+
+#[test]
+fn a_restored_position_that_is_too_far_is_looked_for_again() {
+    let mut engine = engine(1_000);
+    engine.restore(vec![position("a", 500_000, None)]);
+    pass(&mut engine, 1_010, &[listed("a", 0, 500_000, None)]);
+    read(
+        &mut engine,
+        "a",
+        &[(499_999, 1_001), (500_000, 1_001)],
+        500_001,
+    );
+    assert!(engine.wants_probes());
+    assert_eq!(engine.buffered_bytes(), 0);
+}
+
+#[test]
+fn a_restored_position_below_the_log_start_means_a_loss_unless_what_follows_is_committed() {
+    for (first_ts, lost) in [(1_005, 1), (999, 0)] {
+        let mut engine = engine(1_000);
+        engine.restore(vec![position("a", 10, None)]);
+        pass(&mut engine, 1_010, &[listed("a", 20, 20, None)]);
+        read(&mut engine, "a", &[(20, first_ts)], 21);
+        assert_eq!(engine.take_lost().len(), lost);
+    }
+}
+
+#[test]
+fn partitions_that_did_not_move_keep_their_restored_positions_without_a_request() {
+    let mut engine = engine(1_000);
+    engine.restore(vec![position("a", 10, None), position("b", 20, None)]);
+    pass(&mut engine, 1_010, &[]);
+    assert!(!engine.has_ready());
+    assert_eq!(
+        engine.checkpoint(),
+        [position("a", 10, None), position("b", 20, None)]
+    );
+}
