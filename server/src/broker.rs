@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::serve::ListenerExt;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use uuid::Uuid;
 
 use crate::config::Config;
 use crate::database::{BootError, Database};
+use crate::embedded::{EmbeddedSink, SinkState};
 use crate::error::describe;
 use crate::http;
 use crate::kv;
@@ -39,6 +40,8 @@ pub struct Broker {
     pub pop_lane: Semaphore,
     /// Counters and gauges.
     pub metrics: Metrics,
+    /// The sink that the broker runs, if it runs one.
+    pub sink: Option<Arc<SinkState>>,
     /// Names this process among the brokers of the database.
     pub instance: Uuid,
     /// Cancelled when the broker stops.
@@ -69,6 +72,8 @@ pub struct Running {
     address: SocketAddr,
     server: tokio::task::JoinHandle<std::io::Result<()>>,
     background: TaskTracker,
+    sink: Option<EmbeddedSink>,
+    last_door: Option<std::net::TcpListener>,
 }
 
 impl Running {
@@ -82,6 +87,18 @@ impl Running {
         let listen = |source| StartError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
+        let own_sink = config
+            .embedded
+            .as_ref()
+            .is_some_and(|sink| sink.queen_url.is_none());
+        let (listener, last_door) = if own_sink {
+            let listener = listener.into_std().map_err(listen)?;
+            let last_door = listener.try_clone().map_err(listen)?;
+            let listener = TcpListener::from_std(listener).map_err(listen)?;
+            (listener, Some(last_door))
+        } else {
+            (listener, None)
+        };
         let database = Database::open(&config.database).await?;
         let cursor_key = cursor_key(&database, &config).await?;
         let broker = Arc::new(Broker {
@@ -91,6 +108,7 @@ impl Running {
             outbox: peers::Outbox::default(),
             cursor_key,
             metrics: Metrics::new(),
+            sink: config.embedded.as_ref().map(|_| Arc::default()),
             instance: Uuid::new_v4(),
             stopping: CancellationToken::new(),
             started: Instant::now(),
@@ -111,11 +129,21 @@ impl Running {
         let server = axum::serve(listener, http::router(Arc::clone(&broker)))
             .with_graceful_shutdown(async move { stop.cancelled().await });
         let server = tokio::spawn(server.into_future());
+        let sink = match (&broker.config.embedded, &broker.sink) {
+            (Some(config), Some(state)) => Some(EmbeddedSink::start(
+                config.clone(),
+                address,
+                Arc::clone(state),
+            )),
+            _ => None,
+        };
         Ok(Self {
             broker,
             address,
             server,
             background,
+            sink,
+            last_door,
         })
     }
 
@@ -141,7 +169,8 @@ impl Running {
         }
     }
 
-    /// Takes no new requests, wakes the parked fetches, finishes what is in flight, and ends.
+    /// Takes no new requests, wakes the parked fetches, finishes what is in flight, stops the
+    /// embedded sink, and ends.
     ///
     /// # Errors
     ///
@@ -156,9 +185,42 @@ impl Running {
                 Ok(())
             }
         };
+        if let Some(sink) = self.sink.take() {
+            let last_door = self.last_door.take().map(|door| {
+                // Tokio refuses only a listener that blocks, and this one is a copy of its own.
+                let serving = TcpListener::from_std(door)
+                    .map(|door| axum::serve(LoopbackOnly(door), http::router(self.broker.clone())));
+                AbortOnDropHandle::new(tokio::spawn(async move { serving?.await }))
+            });
+            sink.stop().await;
+            drop(last_door);
+        }
         self.background.wait().await;
         self.broker.database.close();
         outcome
+    }
+}
+
+/// Takes connections from this machine only. A stopping sink that reaches Queen through this broker
+/// has a window to commit after everyone else has been turned away.
+struct LoopbackOnly(TcpListener);
+
+impl axum::serve::Listener for LoopbackOnly {
+    type Io = TcpStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (TcpStream, SocketAddr) {
+        loop {
+            let (stream, peer) = axum::serve::Listener::accept(&mut self.0).await;
+            let own = stream.local_addr().is_ok_and(|own| own.ip() == peer.ip());
+            if own || peer.ip().to_canonical().is_loopback() {
+                return (stream, peer);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.0.local_addr()
     }
 }
 

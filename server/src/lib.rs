@@ -3,6 +3,7 @@
 pub mod broker;
 pub mod config;
 pub mod database;
+pub mod embedded;
 pub mod error;
 pub mod http;
 pub mod kv;

@@ -90,3 +90,18 @@ pub const PEER_RECONNECT: Duration = Duration::from_secs(1);
 pub const STOP_GRACE: Duration = Duration::from_secs(20);
 /// How long `/health` waits for the database.
 pub const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Least grace of a stopping sink: none at all is a SIGKILL with extra steps.
+pub const SINK_GRACE_MIN: Duration = Duration::from_millis(100);
+/// First pause before an embedded sink that ended is started again.
+pub const SINK_BACKOFF_MIN: Duration = Duration::from_secs(1);
+/// Longest such pause.
+pub const SINK_BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// A sink that ran for this long was healthy: pauses begin at the first again.
+pub const SINK_HEALTHY_AFTER: Duration = Duration::from_secs(3_600);
+/// Longest line of the sink's output in the broker's log.
+pub const SINK_LINE_MAX_BYTES: usize = 4 * 1_024;
+/// Lines of the sink's output per window.
+pub const SINK_LINES_PER_WINDOW: u32 = 200;
+/// The window of that budget.
+pub const SINK_LINES_WINDOW: Duration = Duration::from_secs(10);

@@ -43,7 +43,7 @@ async fn ping(broker: &Broker) -> Result<(), ApiError> {
 pub async fn status(State(broker): Shared) -> Result<Response, ApiError> {
     let (in_use, at_most) = broker.database.usage();
     let healthy = matches!(timeout(HEALTH_TIMEOUT, ping(&broker)).await, Ok(Ok(())));
-    let body = json!({
+    let mut body = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "instance": broker.instance,
         "uptimeMs": u64::try_from(broker.started.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -52,6 +52,9 @@ pub async fn status(State(broker): Shared) -> Result<Response, ApiError> {
         "tenancy": broker.config.tenancy_header,
         "safeFloorMs": u64::try_from(broker.config.safe_floor.as_millis()).unwrap_or(u64::MAX),
     });
+    if let Some(sink) = &broker.sink {
+        body["s3"] = json!(sink.status());
+    }
     answer(StatusCode::OK, &body)
 }
 

@@ -5,6 +5,7 @@
 mod boot;
 mod changed;
 mod configure;
+mod embedded;
 mod fetch;
 mod http;
 mod kv;

@@ -4,164 +4,15 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::embedded::settings::EmbeddedConfig;
 use crate::limits::MIB;
 
-/// One environment variable.
-#[derive(Debug, Clone, Copy)]
-pub struct Variable {
-    /// Its name.
-    pub name: &'static str,
-    /// What holds when it is unset or blank; empty when nothing does.
-    pub default: &'static str,
-    /// What it accepts, in words.
-    pub accepts: &'static str,
-    /// Whether its value must never be shown.
-    pub secret: bool,
-    /// What it is for.
-    pub doc: &'static str,
-}
+mod reader;
+mod variables;
 
-const fn variable(
-    name: &'static str,
-    default: &'static str,
-    accepts: &'static str,
-    doc: &'static str,
-) -> Variable {
-    Variable {
-        name,
-        default,
-        accepts,
-        secret: false,
-        doc,
-    }
-}
+pub use variables::{VARIABLES, Variable};
 
-const fn secret(name: &'static str, accepts: &'static str, doc: &'static str) -> Variable {
-    Variable {
-        name,
-        default: "",
-        accepts,
-        secret: true,
-        doc,
-    }
-}
-
-/// Every variable the broker reads.
-pub const VARIABLES: &[Variable] = &[
-    variable(
-        "PORT",
-        "6632",
-        "0 to 65535",
-        "The port to listen on; 0 takes a free one, which the boot line names.",
-    ),
-    variable(
-        "QUEEN_LISTEN_HOST",
-        "127.0.0.1",
-        "an IP address",
-        "The address to listen on. The default is loopback: a container sets `0.0.0.0`.",
-    ),
-    variable(
-        "PG_HOST",
-        "localhost",
-        "a host name, an address or the folder of a unix socket",
-        "The PostgreSQL server.",
-    ),
-    variable("PG_PORT", "5432", "1 to 65535", "Its port."),
-    variable(
-        "PG_USER",
-        "postgres",
-        "a role",
-        "The role to log in as. Grant it `pg_read_all_stats`, or `safeTime` stays degraded.",
-    ),
-    secret("PG_PASSWORD", "any text", "The role's password."),
-    variable(
-        "PG_DB",
-        "postgres",
-        "a database",
-        "The database. The broker keeps everything in its schema `queen`.",
-    ),
-    variable(
-        "QUEEN_PG_CONNECTIONS",
-        "16",
-        "2 to 1000",
-        "Database connections at most, besides one that listens for the other brokers.",
-    ),
-    variable(
-        "QUEEN_PG_STATEMENT_TIMEOUT_MS",
-        "15000",
-        "100 to 3600000",
-        "Longest statement of the broker.",
-    ),
-    variable(
-        "QUEEN_PG_LOCK_TIMEOUT_MS",
-        "5000",
-        "100 to 3600000",
-        "Longest wait for a lock.",
-    ),
-    variable(
-        "QUEEN_PG_IDLE_TIMEOUT_MS",
-        "5000",
-        "100 to 3600000",
-        "Longest pause inside a transaction.",
-    ),
-    variable(
-        "QUEEN_FETCH_SAFE_FLOOR_MS",
-        "30000",
-        "1000 to 3600000",
-        "How far `safeTime` lies behind when sessions are hidden from the broker, rounded up to seconds. The three timeouts above must add up to less.",
-    ),
-    variable(
-        "QUEEN_MAX_BODY_MB",
-        "64",
-        "1 to 512",
-        "Largest request body, in MiB.",
-    ),
-    variable(
-        "QUEEN_TENANCY_HEADER",
-        "false",
-        "true or false",
-        "Whether the header `x-queen-tenant` (a UUID) names the tenant. Only behind a proxy that sets it itself.",
-    ),
-    variable(
-        "QUEEN_LOG_FORMAT",
-        "",
-        "json for JSON lines; anything else is the human format",
-        "The format of the log on standard error.",
-    ),
-    variable(
-        "RUST_LOG",
-        "warn,queen=info",
-        "a tracing filter",
-        "What is logged.",
-    ),
-    variable(
-        "JWT_ENABLED",
-        "false",
-        "false",
-        "Bearer tokens. Not in this release: `true` is refused, so that nothing is open by mistake.",
-    ),
-    secret(
-        "JWT_SECRET",
-        "any text",
-        "The key of bearer tokens. Not used in this release.",
-    ),
-    secret(
-        "QUEEN_ENCRYPTION_KEY",
-        "unset",
-        "Payload encryption at rest. Not in this release: setting it is refused, so that nothing is stored in the clear by mistake.",
-    ),
-    secret(
-        "QUEEN_SYNC_SECRET",
-        "any text",
-        "Accepted and not used: brokers share nothing but the database.",
-    ),
-    variable(
-        "QUEEN_S3_EMBEDDED",
-        "false",
-        "false",
-        "A sink run by the broker. Not in this release: `true` is refused.",
-    ),
-];
+pub(crate) use reader::Reader;
 
 /// Where the database is.
 #[derive(Clone)]
@@ -222,6 +73,8 @@ pub struct Config {
     pub max_body_bytes: usize,
     /// Whether the tenant header is trusted.
     pub tenancy_header: bool,
+    /// The sink that the broker runs, if it runs one.
+    pub embedded: Option<EmbeddedConfig>,
     /// Format of the log.
     pub log_format: LogFormat,
     /// Filter of the log.
@@ -305,13 +158,12 @@ impl Config {
                 timeouts.as_millis()
             ));
         }
-        for name in ["JWT_ENABLED", "QUEEN_S3_EMBEDDED"] {
-            if reader.flag(name) {
-                reader.problems.push(format!(
-                    "{name}: true is not in this release; leave it unset"
-                ));
-            }
+        if reader.flag("JWT_ENABLED") {
+            reader
+                .problems
+                .push("JWT_ENABLED: true is not in this release; leave it unset".into());
         }
+        let embedded = EmbeddedConfig::read(&mut reader);
         if reader.value("QUEEN_ENCRYPTION_KEY").is_some() {
             reader.problems.push(
                 "QUEEN_ENCRYPTION_KEY: encryption at rest is not in this release; leave it unset"
@@ -330,80 +182,10 @@ impl Config {
             safe_floor,
             max_body_bytes,
             tenancy_header,
+            embedded,
             log_format,
             log_filter,
         })
-    }
-}
-
-struct Reader<'a> {
-    lookup: &'a dyn Fn(&str) -> Option<String>,
-    problems: Vec<String>,
-}
-
-impl Reader<'_> {
-    fn row(name: &str) -> &'static Variable {
-        VARIABLES
-            .iter()
-            .find(|row| row.name == name)
-            .unwrap_or_else(|| unreachable!("{name} is not in the table of variables"))
-    }
-
-    fn value(&self, name: &str) -> Option<String> {
-        let row = Self::row(name);
-        (self.lookup)(row.name).filter(|value| !value.trim().is_empty())
-    }
-
-    fn text(&self, name: &str) -> String {
-        self.value(name)
-            .unwrap_or_else(|| Self::row(name).default.into())
-    }
-
-    fn refuse(&mut self, name: &str, value: &str) {
-        let row = Self::row(name);
-        let shown = if row.secret {
-            String::new()
-        } else {
-            format!(" {value:?}")
-        };
-        self.problems.push(format!(
-            "{name}:{shown} does not parse; accepted: {}",
-            row.accepts
-        ));
-    }
-
-    fn number(&mut self, name: &str, low: u64, high: u64) -> u64 {
-        let text = self.text(name);
-        match text.trim().parse::<u64>() {
-            Ok(number) if (low..=high).contains(&number) => number,
-            _ => {
-                self.refuse(name, &text);
-                low
-            }
-        }
-    }
-
-    fn flag(&mut self, name: &str) -> bool {
-        let text = self.text(name);
-        match text.trim() {
-            "true" => true,
-            "false" => false,
-            _ => {
-                self.refuse(name, &text);
-                false
-            }
-        }
-    }
-
-    fn parsed<T: std::str::FromStr>(&mut self, name: &str, otherwise: T) -> T {
-        let text = self.text(name);
-        match text.trim().parse() {
-            Ok(value) => value,
-            Err(_) => {
-                self.refuse(name, &text);
-                otherwise
-            }
-        }
     }
 }
 
@@ -471,7 +253,7 @@ mod tests {
 
     #[test]
     fn the_page_for_operators_has_every_row_of_the_table() {
-        let page = include_str!("../../docs/broker.md");
+        let page = include_str!("../../../docs/broker.md");
         for Variable {
             name,
             default,

@@ -1,0 +1,187 @@
+//! The table of variables.
+
+/// One environment variable.
+#[derive(Debug, Clone, Copy)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What holds when it is unset or blank; empty when nothing does.
+    pub default: &'static str,
+    /// What it accepts, in words.
+    pub accepts: &'static str,
+    /// Whether its value must never be shown.
+    pub secret: bool,
+    /// What it is for.
+    pub doc: &'static str,
+}
+
+const fn variable(
+    name: &'static str,
+    default: &'static str,
+    accepts: &'static str,
+    doc: &'static str,
+) -> Variable {
+    Variable {
+        name,
+        default,
+        accepts,
+        secret: false,
+        doc,
+    }
+}
+
+const fn secret(name: &'static str, accepts: &'static str, doc: &'static str) -> Variable {
+    Variable {
+        name,
+        default: "",
+        accepts,
+        secret: true,
+        doc,
+    }
+}
+
+/// Every variable the broker reads.
+pub const VARIABLES: &[Variable] = &[
+    variable(
+        "PORT",
+        "6632",
+        "0 to 65535",
+        "The port to listen on; 0 takes a free one, which the boot line names.",
+    ),
+    variable(
+        "QUEEN_LISTEN_HOST",
+        "127.0.0.1",
+        "an IP address",
+        "The address to listen on. The default is loopback: a container sets `0.0.0.0`.",
+    ),
+    variable(
+        "PG_HOST",
+        "localhost",
+        "a host name, an address or the folder of a unix socket",
+        "The PostgreSQL server.",
+    ),
+    variable("PG_PORT", "5432", "1 to 65535", "Its port."),
+    variable(
+        "PG_USER",
+        "postgres",
+        "a role",
+        "The role to log in as. Grant it `pg_read_all_stats`, or `safeTime` stays degraded.",
+    ),
+    secret("PG_PASSWORD", "any text", "The role's password."),
+    variable(
+        "PG_DB",
+        "postgres",
+        "a database",
+        "The database. The broker keeps everything in its schema `queen`.",
+    ),
+    variable(
+        "QUEEN_PG_CONNECTIONS",
+        "16",
+        "2 to 1000",
+        "Database connections at most, besides one that listens for the other brokers.",
+    ),
+    variable(
+        "QUEEN_PG_STATEMENT_TIMEOUT_MS",
+        "15000",
+        "100 to 3600000",
+        "Longest statement of the broker.",
+    ),
+    variable(
+        "QUEEN_PG_LOCK_TIMEOUT_MS",
+        "5000",
+        "100 to 3600000",
+        "Longest wait for a lock.",
+    ),
+    variable(
+        "QUEEN_PG_IDLE_TIMEOUT_MS",
+        "5000",
+        "100 to 3600000",
+        "Longest pause inside a transaction.",
+    ),
+    variable(
+        "QUEEN_FETCH_SAFE_FLOOR_MS",
+        "30000",
+        "1000 to 3600000",
+        "How far `safeTime` lies behind when sessions are hidden from the broker, rounded up to seconds. The three timeouts above must add up to less.",
+    ),
+    variable(
+        "QUEEN_MAX_BODY_MB",
+        "64",
+        "1 to 512",
+        "Largest request body, in MiB.",
+    ),
+    variable(
+        "QUEEN_TENANCY_HEADER",
+        "false",
+        "true or false",
+        "Whether the header `x-queen-tenant` (a UUID) names the tenant. Only behind a proxy that sets it itself.",
+    ),
+    variable(
+        "QUEEN_LOG_FORMAT",
+        "",
+        "json for JSON lines; anything else is the human format",
+        "The format of the log on standard error.",
+    ),
+    variable(
+        "RUST_LOG",
+        "warn,queen=info",
+        "a tracing filter",
+        "What is logged.",
+    ),
+    variable(
+        "JWT_ENABLED",
+        "false",
+        "false",
+        "Bearer tokens. Not in this release: `true` is refused, so that nothing is open by mistake.",
+    ),
+    secret(
+        "JWT_SECRET",
+        "any text",
+        "The key of bearer tokens. Not used in this release.",
+    ),
+    secret(
+        "QUEEN_ENCRYPTION_KEY",
+        "unset",
+        "Payload encryption at rest. Not in this release: setting it is refused, so that nothing is stored in the clear by mistake.",
+    ),
+    secret(
+        "QUEEN_SYNC_SECRET",
+        "any text",
+        "Accepted and not used: brokers share nothing but the database.",
+    ),
+    variable(
+        "QUEEN_S3_EMBEDDED",
+        "false",
+        "true or false",
+        "`true` runs the sink as a child of the broker. Off, none of the five variables below it is read.",
+    ),
+    variable(
+        "QUEEN_S3_BIN",
+        "",
+        "an executable file",
+        "The sink's binary. Unset, it is `queen-s3` beside the broker's own executable.",
+    ),
+    variable(
+        "QUEEN_S3_SHUTDOWN_GRACE_MS",
+        "30000",
+        "0 to 3600000",
+        "How long a stopping sink has between SIGTERM and SIGKILL; at least 100 ms, whatever is set.",
+    ),
+    variable(
+        "QUEEN_S3_BUCKET",
+        "",
+        "a bucket",
+        "Read by the sink; the broker refuses to embed one that has none.",
+    ),
+    variable(
+        "QUEEN_URL",
+        "",
+        "an http or https URL",
+        "Where the embedded sink reaches Queen. Unset, it is the broker's own listener over loopback.",
+    ),
+    secret(
+        "QUEEN_TOKEN",
+        "any text",
+        "Read by the sink, as its bearer token; the broker warns when it demands tokens and the sink has none.",
+    ),
+];
