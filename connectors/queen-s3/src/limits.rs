@@ -29,6 +29,18 @@ pub const ZSTD_JOB_BYTES: u32 = 8 * MIB as u32;
 pub const ZSTD_MAX_WORKERS: u32 = 4;
 /// gzip level of JSONL objects.
 pub const GZIP_LEVEL: u32 = 6;
+/// Records after which a Parquet row group ends. Bytes depend on this and the next five.
+pub const ROW_GROUP_RECORDS: usize = 100_000;
+/// Record bytes after which a Parquet row group ends.
+pub const ROW_GROUP_BYTES: u64 = 64 * MIB as u64;
+/// Rows that are given to a Parquet column at a time.
+pub const PARQUET_BATCH_ROWS: usize = 1_024;
+/// Bytes after which a Parquet data page ends.
+pub const PARQUET_PAGE_BYTES: usize = MIB;
+/// Rows after which a Parquet data page ends.
+pub const PARQUET_PAGE_ROWS: usize = 20_000;
+/// Length of the partitions' dictionary after which names are written out.
+pub const PARQUET_DICTIONARY_PAGE_BYTES: usize = 8 * MIB;
 /// Greatest length of a checkpoint's JSON text that is read.
 pub const CHECKPOINT_BYTES: u64 = 512 * MIB as u64;
 /// Greatest length of an S3 object key, in bytes.

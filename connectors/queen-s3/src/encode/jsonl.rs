@@ -33,35 +33,55 @@ const END: &[u8] = b"}\n";
 /// Length of the JSONL lines of `chunk`, which belong to `partition` (raw): what the size target
 /// counts, whatever the format.
 pub fn record_bytes(partition: &str, chunk: &Chunk) -> u64 {
-    let mut name = Vec::new();
-    append_string(&mut name, partition);
-    let fixed = BEFORE_PARTITION.len()
-        + name.len()
-        + BEFORE_OFFSET.len()
-        + BEFORE_TRANSACTION_ID.len()
-        + BEFORE_TS.len()
-        + BEFORE_PAYLOAD.len()
-        + END.len();
-    let mut ts = TsText::default();
-    let mut digits = itoa::Buffer::new();
-    let mut scratch = Vec::new();
-    let lengths = chunk.records().iter().map(|record| {
-        let transaction_id = chunk.batch.transaction_id(record);
+    let mut length = LineLength::new(partition);
+    let records = chunk.records().iter();
+    records.map(|record| length.of(&chunk.batch, record)).sum()
+}
+
+/// Tells the length of lines of one partition without building them.
+pub(super) struct LineLength {
+    /// What every line of the partition takes.
+    fixed: usize,
+    ts: TsText,
+    scratch: Vec<u8>,
+}
+
+impl LineLength {
+    /// For records of `partition` (raw).
+    pub(super) fn new(partition: &str) -> Self {
+        let mut name = Vec::new();
+        append_string(&mut name, partition);
+        let fixed = BEFORE_PARTITION.len()
+            + name.len()
+            + BEFORE_OFFSET.len()
+            + BEFORE_TRANSACTION_ID.len()
+            + BEFORE_TS.len()
+            + BEFORE_PAYLOAD.len()
+            + END.len();
+        Self {
+            fixed,
+            ts: TsText::default(),
+            scratch: name,
+        }
+    }
+
+    /// Length of the line of `record` of `batch`, its end included.
+    pub(super) fn of(&mut self, batch: &Batch, record: &RecordIndex) -> u64 {
+        let transaction_id = batch.transaction_id(record);
         let quoted = match memchr(b'\\', transaction_id) {
             None => transaction_id.len() + 2,
             Some(_) => {
-                scratch.clear();
-                append_transaction_id(&mut scratch, transaction_id);
-                scratch.len()
+                self.scratch.clear();
+                append_transaction_id(&mut self.scratch, transaction_id);
+                self.scratch.len()
             }
         };
-        let varying = digits.format(record.offset).len()
+        let varying = itoa::Buffer::new().format(record.offset).len()
             + quoted
-            + ts.of(record.ts).len()
-            + chunk.batch.payload(record).len();
-        (fixed + varying) as u64
-    });
-    lengths.sum()
+            + self.ts.of(record.ts).len()
+            + batch.payload(record).len();
+        (self.fixed + varying) as u64
+    }
 }
 
 /// Builds one JSONL object.
@@ -329,3 +349,7 @@ fn append_payload(line: &mut Vec<u8>, payload: &[u8]) {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "jsonl_tests.rs"]
+mod tests;

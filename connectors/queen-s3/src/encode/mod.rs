@@ -1,6 +1,7 @@
 //! Sorted records in, deterministic object bytes out.
 
 mod jsonl;
+mod parquet;
 mod parts;
 #[cfg(test)]
 mod testing;
@@ -11,12 +12,17 @@ use thiserror::Error;
 use crate::lake::{Compression, Format};
 use crate::record::Chunk;
 
+use jsonl::JsonlEncoder;
 pub use jsonl::record_bytes;
+use parquet::ParquetEncoder;
 
 /// Bytes of one window's object, built from its records in object order: by partition name
 /// (bytes), then log order. The bytes are a function of the records alone.
-pub struct ObjectEncoder {
-    inner: jsonl::JsonlEncoder,
+pub struct ObjectEncoder(Encoder);
+
+enum Encoder {
+    Jsonl(Box<JsonlEncoder>),
+    Parquet(Box<ParquetEncoder>),
 }
 
 /// What an encoder needs to know before its first record.
@@ -52,6 +58,9 @@ pub enum EncodeError {
     /// The compressor failed.
     #[error("encoding failed: {0}")]
     Codec(#[from] std::io::Error),
+    /// The Parquet writer failed.
+    #[error("encoding failed: {0}")]
+    Parquet(#[from] ::parquet::errors::ParquetError),
     /// The record bytes were not those announced.
     #[error("encoding failed: {announced} record bytes were announced and {pushed} came")]
     RecordBytes {
@@ -65,25 +74,35 @@ pub enum EncodeError {
 impl ObjectEncoder {
     /// An encoder for one object.
     pub fn new(spec: &ObjectSpec) -> Result<Self, EncodeError> {
-        Ok(Self {
-            inner: jsonl::JsonlEncoder::new(spec)?,
-        })
+        Ok(Self(match spec.format {
+            Format::Jsonl => Encoder::Jsonl(Box::new(JsonlEncoder::new(spec)?)),
+            Format::Parquet => Encoder::Parquet(Box::new(ParquetEncoder::new(spec)?)),
+        }))
     }
 
     /// Appends the records of `chunk`, which belong to `partition` (its raw name).
     pub fn push(&mut self, partition: &str, chunk: &Chunk) -> Result<(), EncodeError> {
-        self.inner.push(partition, chunk)
+        match &mut self.0 {
+            Encoder::Jsonl(encoder) => encoder.push(partition, chunk),
+            Encoder::Parquet(encoder) => encoder.push(partition, chunk),
+        }
     }
 
     /// Takes the next finished part of exactly [`crate::limits::PART_BYTES`], if there is one.
     pub fn take_part(&mut self) -> Option<Bytes> {
-        self.inner.take_part()
+        match &mut self.0 {
+            Encoder::Jsonl(encoder) => encoder.take_part(),
+            Encoder::Parquet(encoder) => encoder.take_part(),
+        }
     }
 
     /// Ends the object: what comes after the last part taken, in pieces of exactly
     /// [`crate::limits::PART_BYTES`] but for the last one, none of them empty; and the whole
     /// object's figures. A compressor may hold more than one part back until its end.
     pub fn finish(self) -> Result<(Vec<Bytes>, ObjectSummary), EncodeError> {
-        self.inner.finish()
+        match self.0 {
+            Encoder::Jsonl(encoder) => encoder.finish(),
+            Encoder::Parquet(encoder) => encoder.finish(),
+        }
     }
 }

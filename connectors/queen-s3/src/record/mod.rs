@@ -65,6 +65,16 @@ impl Batch {
         slice(&self.body, record.payload_start, record.payload_len)
     }
 
+    /// [`Batch::transaction_id`], sharing the body.
+    pub fn transaction_id_bytes(&self, record: &RecordIndex) -> Bytes {
+        self.body.slice_ref(self.transaction_id(record))
+    }
+
+    /// [`Batch::payload`], sharing the body.
+    pub fn payload_bytes(&self, record: &RecordIndex) -> Bytes {
+        self.body.slice_ref(self.payload(record))
+    }
+
     /// Bytes that this batch holds of the budget.
     pub fn held_bytes(&self) -> usize {
         self.hold.bytes()
