@@ -395,8 +395,8 @@ seed! {
         while let Some(field) = map.next_key()? {
             match field {
                 AnswerField::Entries => {
-                    let read = map.next_value_seed(EntriesSeed(self.0))?;
-                    once(&mut entries, read, "entries")?;
+                    map.next_value_seed(EntriesSeed(self.0))?;
+                    once(&mut entries, (), "entries")?;
                 }
                 AnswerField::Unknown => {
                     map.next_value::<IgnoredAny>()?;
@@ -439,8 +439,8 @@ seed! {
                     once(&mut fields.partition, map.next_value()?, "partition")?;
                 }
                 EntryField::Records => {
-                    let read = map.next_value_seed(RecordsSeed(self.0))?;
-                    once(&mut records, read, "records")?;
+                    map.next_value_seed(RecordsSeed(self.0))?;
+                    once(&mut records, (), "records")?;
                 }
                 EntryField::HighWatermark => {
                     once(
