@@ -1,6 +1,7 @@
 //! A client of the broker's HTTP API for pushing events and reading whole logs.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -160,8 +161,11 @@ impl BrokerClient {
     ) -> Result<Vec<Pushed>> {
         let mut groups: Vec<Vec<Event>> = vec![Vec::new(); PUSH_CONCURRENCY];
         for event in events {
-            let sum: usize = event.partition.bytes().map(usize::from).sum();
-            groups[sum % PUSH_CONCURRENCY].push(event);
+            let mut hasher = DefaultHasher::new();
+            event.partition.hash(&mut hasher);
+            // The rest of a division by a small number fits.
+            let group = (hasher.finish() % PUSH_CONCURRENCY as u64) as usize;
+            groups[group].push(event);
         }
         let (report, mut reports) = tokio::sync::mpsc::unbounded_channel();
         let mut tasks = JoinSet::new();
