@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::limits::{LOG_LINES, LOG_TAIL};
 
@@ -128,8 +128,13 @@ impl Logs {
             .cloned()
     }
 
-    /// Follows `stream` until it ends. The thread it runs on ends with the stream.
-    pub(crate) fn follow(&self, stream: impl Read + Send + 'static) -> io::Result<()> {
+    /// Follows `stream` until it ends. The thread it runs on ends with the stream; the sender
+    /// that it holds is dropped then.
+    pub(crate) fn follow(
+        &self,
+        stream: impl Read + Send + 'static,
+        end: oneshot::Sender<()>,
+    ) -> io::Result<()> {
         let logs = self.clone();
         thread::Builder::new()
             .name("log-reader".into())
@@ -140,6 +145,7 @@ impl Logs {
                     logs.push(String::from_utf8_lossy(&bytes).trim_end().to_owned());
                     bytes.clear();
                 }
+                drop(end);
             })?;
         Ok(())
     }

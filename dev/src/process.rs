@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use private_postgres::{KeptChild, Signal};
+use tokio::sync::{Mutex, oneshot};
 
 use crate::limits::{KILL_LIMIT, POLL};
 use crate::logs::Logs;
@@ -21,6 +22,7 @@ pub struct Process {
     name: &'static str,
     child: KeptChild,
     logs: Logs,
+    output_ended: Mutex<oneshot::Receiver<()>>,
 }
 
 impl Process {
@@ -42,12 +44,13 @@ impl Process {
             }
         }
         command.envs(variables.iter().map(|(name, value)| (name, value)));
-        let child = spawn_captured(command, logs)
+        let (child, output_ended) = spawn_captured(command, logs)
             .with_context(|| format!("start {name} ({})", program.display()))?;
         Ok(Self {
             name,
             child,
             logs: logs.clone(),
+            output_ended: Mutex::new(output_ended),
         })
     }
 
@@ -72,22 +75,25 @@ impl Process {
         self.child.wait(KILL_LIMIT);
     }
 
-    /// Waits until the process has ended by itself.
+    /// Waits until the process has ended by itself and its last line is in the logs.
     ///
     /// # Errors
     ///
     /// With its last lines, when it still runs after `limit`.
     pub async fn ended(&self, limit: Duration) -> Result<ExitStatus> {
-        eventually(limit, async || Ok(self.status()))
+        let status = eventually(limit, async || Ok(self.status()))
             .await
             .with_context(|| {
-                format!(
-                    "{} (process {}) still runs:{}",
-                    self.name,
-                    self.pid(),
-                    self.logs.tail()
-                )
-            })
+                let (name, pid, tail) = (self.name, self.pid(), self.logs.tail());
+                format!("{name} (process {pid}) still runs:{tail}")
+            })?;
+        let mut output_ended = self.output_ended.lock().await;
+        if !output_ended.is_terminated() {
+            // Dropped unsent is how the reader tells the end. A child that the process left behind
+            // may hold the pipe open; its lines are not waited for.
+            let _ = tokio::time::timeout(KILL_LIMIT, &mut *output_ended).await;
+        }
+        Ok(status)
     }
 
     /// Waits for the line that says where the process listens, and gives the port.
@@ -174,7 +180,7 @@ fn ends_with_this_program(program: &Path) -> Command {
 
 /// Starts `command` with both output streams in one pipe that `logs` follow: one stream keeps the
 /// lines in the order in which they were written.
-fn spawn_captured(mut command: Command, logs: &Logs) -> Result<KeptChild> {
+fn spawn_captured(mut command: Command, logs: &Logs) -> Result<(KeptChild, oneshot::Receiver<()>)> {
     let (reader, writer) = io::pipe().context("make a pipe")?;
     let copy = writer.try_clone().context("copy a pipe's end")?;
     command
@@ -182,9 +188,10 @@ fn spawn_captured(mut command: Command, logs: &Logs) -> Result<KeptChild> {
         .stdout(OwnedFd::from(writer))
         .stderr(OwnedFd::from(copy));
     let child = KeptChild::spawn(command)?;
-    logs.follow(File::from(OwnedFd::from(reader)))
+    let (end, output_ended) = oneshot::channel();
+    logs.follow(File::from(OwnedFd::from(reader)), end)
         .context("start a log reader")?;
-    Ok(child)
+    Ok((child, output_ended))
 }
 
 #[cfg(test)]

@@ -7,8 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
+use s3s::access::S3Access;
 use s3s::auth::SimpleAuth;
+use s3s::dto::{GetObjectInput, HeadObjectInput};
 use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s::{S3Request, S3Result, s3_error};
 use s3s_fs::FileSystem;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
@@ -90,6 +93,9 @@ impl S3Server {
             self.access_key.as_str(),
             self.secret_key.as_str(),
         ));
+        service.set_access(FoldersAreNoObjects {
+            root: self.root.clone(),
+        });
         self.task = Some(tokio::spawn(serve(listener, service.build())));
         Ok(())
     }
@@ -100,6 +106,32 @@ impl Drop for S3Server {
         if let Some(task) = &self.task {
             task.abort();
         }
+    }
+}
+
+/// Answers for a folder as S3 does for a key that only others begin with: there is no such object.
+/// The file system behind the server takes it for one that cannot be read.
+struct FoldersAreNoObjects {
+    root: PathBuf,
+}
+
+impl FoldersAreNoObjects {
+    fn check_key(&self, bucket: &str, key: &str) -> S3Result<()> {
+        if self.root.join(bucket).join(key).is_dir() {
+            return Err(s3_error!(NoSuchKey));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait::async_trait]
+impl S3Access for FoldersAreNoObjects {
+    async fn head_object(&self, request: &mut S3Request<HeadObjectInput>) -> S3Result<()> {
+        self.check_key(&request.input.bucket, &request.input.key)
+    }
+
+    async fn get_object(&self, request: &mut S3Request<GetObjectInput>) -> S3Result<()> {
+        self.check_key(&request.input.bucket, &request.input.key)
     }
 }
 

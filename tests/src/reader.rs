@@ -10,7 +10,7 @@ const COUNT: &str = "\
 import duckdb, sys
 print(*duckdb.sql(f\"\"\"
     SELECT count(*), count(DISTINCT (partition, \\\"offset\\\")), count(DISTINCT partition)
-    FROM '{sys.argv[1]}'\"\"\").fetchone())
+    FROM read_json('{sys.argv[1]}')\"\"\").fetchone())
 ";
 
 /// Records, distinct places and distinct partitions in the objects that `glob` meets, counted by

@@ -1,6 +1,11 @@
 //! End-to-end tests. Each starts a stack of its own and leaves nothing running.
 
+mod boot;
 mod broker;
+mod crash;
+mod main_job;
+mod outage;
+mod sharing;
 
 use anyhow::Result;
 use queen_dev::{Stack, StackOptions};

@@ -106,7 +106,7 @@ async fn run() -> Result<()> {
     println!("\nThe lake is in {}. Query it:\n", folder.display());
     println!(
         "  .venv/bin/python -c \"import duckdb; print(duckdb.sql(\\\"\n    SELECT queue, hour, count(*) \
-         FROM '{}/**/*.jsonl.zst' GROUP BY ALL\\\"))\"",
+         FROM read_json('{}/**/*.jsonl.zst', hive_partitioning = true) GROUP BY ALL\\\"))\"",
         folder.display()
     );
     println!(
