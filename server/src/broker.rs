@@ -23,6 +23,7 @@ use crate::log::cursor::CursorKey;
 use crate::log::peers;
 use crate::log::waiters::Waiters;
 use crate::metrics::Metrics;
+use crate::retention;
 
 /// What all requests share.
 pub struct Broker {
@@ -117,6 +118,7 @@ impl Running {
         let background = TaskTracker::new();
         background.spawn(peers::run(Arc::clone(&broker)));
         background.spawn(kv::sweep::run(Arc::clone(&broker)));
+        background.spawn(retention::run(Arc::clone(&broker)));
         background.close();
 
         // Answers go out in few large writes: waiting to fill a packet only adds latency.

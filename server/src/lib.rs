@@ -12,4 +12,5 @@ pub mod log;
 pub mod metrics;
 pub mod name;
 pub mod queue;
+pub mod retention;
 pub mod timestamp;

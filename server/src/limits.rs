@@ -105,3 +105,15 @@ pub const SINK_LINE_MAX_BYTES: usize = 4 * 1_024;
 pub const SINK_LINES_PER_WINDOW: u32 = 200;
 /// The window of that budget.
 pub const SINK_LINES_WINDOW: Duration = Duration::from_secs(10);
+
+/// Queues that retention reads at once.
+pub const RETENTION_QUEUES: i64 = 1_000;
+/// Partitions that one step of retention looks at.
+pub const RETENTION_PARTITIONS: i64 = 100;
+/// Segments that one statement of retention deletes at most, or looks at per partition.
+pub const RETENTION_SEGMENTS: i64 = 200;
+/// Time between two passes that also look for empty partitions.
+pub const PARTITION_CLEANUP_EVERY: Duration = Duration::from_secs(600);
+/// A sink's hold keeps this much below the end of what is committed: covers the sub-second skew of
+/// a bound that is derived from a watermark.
+pub const SINK_HOLD_SLACK_SECONDS: i64 = 60;

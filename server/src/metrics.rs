@@ -42,6 +42,10 @@ pub struct Metrics {
     pub fetched_bytes: Counter,
     /// Batches that a lost precondition rolled back.
     pub kv_rolled_back: Counter,
+    /// Records that retention deleted.
+    pub expired_records: Counter,
+    /// Empty partitions that retention removed.
+    pub removed_partitions: Counter,
     /// Fetches that may park.
     pub parked: Gauge,
     /// Database sessions in use.
@@ -70,6 +74,8 @@ impl Metrics {
             fetched_records: Counter::default(),
             fetched_bytes: Counter::default(),
             kv_rolled_back: Counter::default(),
+            expired_records: Counter::default(),
+            removed_partitions: Counter::default(),
             parked: Gauge::default(),
             connections: Gauge::default(),
             safe_time_degraded: Gauge::default(),
@@ -106,6 +112,16 @@ impl Metrics {
             "kv_rolled_back",
             "Key/value batches that a lost precondition rolled back",
             metrics.kv_rolled_back.clone(),
+        );
+        registry.register(
+            "expired_records",
+            "Records that retention deleted",
+            metrics.expired_records.clone(),
+        );
+        registry.register(
+            "removed_partitions",
+            "Empty partitions that retention removed",
+            metrics.removed_partitions.clone(),
         );
         registry.register(
             "fetches_parked",

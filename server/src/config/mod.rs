@@ -71,6 +71,10 @@ pub struct Config {
     pub safe_floor: Duration,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
+    /// Time between two passes of retention.
+    pub retention_interval: Duration,
+    /// An empty partition goes after this many days without a write; 0 keeps it.
+    pub partition_cleanup_days: i32,
     /// Whether the tenant header is trusted.
     pub tenancy_header: bool,
     /// The sink that the broker runs, if it runs one.
@@ -141,6 +145,8 @@ impl Config {
         let floor_millis = reader.number("QUEEN_FETCH_SAFE_FLOOR_MS", 1_000, 3_600_000);
         let safe_floor = Duration::from_secs(floor_millis.div_ceil(1_000));
         let max_body_bytes = reader.number("QUEEN_MAX_BODY_MB", 1, 512) as usize * MIB;
+        let retention_interval = millis(&mut reader, "QUEEN_RETENTION_INTERVAL_MS", 100);
+        let partition_cleanup_days = reader.number("QUEEN_PARTITION_CLEANUP_DAYS", 0, 3_650) as i32;
         let tenancy_header = reader.flag("QUEEN_TENANCY_HEADER");
         let log_format = match reader.value("QUEEN_LOG_FORMAT").as_deref() {
             Some("json") => LogFormat::Json,
@@ -181,6 +187,8 @@ impl Config {
             database_named,
             safe_floor,
             max_body_bytes,
+            retention_interval,
+            partition_cleanup_days,
             tenancy_header,
             embedded,
             log_format,

@@ -111,6 +111,18 @@ pub const VARIABLES: &[Variable] = &[
         "Largest request body, in MiB.",
     ),
     variable(
+        "QUEEN_RETENTION_INTERVAL_MS",
+        "10000",
+        "100 to 3600000",
+        "Pause between two passes of retention.",
+    ),
+    variable(
+        "QUEEN_PARTITION_CLEANUP_DAYS",
+        "7",
+        "0 to 3650",
+        "Days without a write after which an empty partition is removed; 0 keeps it for ever.",
+    ),
+    variable(
         "QUEEN_TENANCY_HEADER",
         "false",
         "true or false",

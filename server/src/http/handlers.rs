@@ -14,7 +14,8 @@ use crate::error::ApiError;
 use crate::kv::{batch, operation};
 use crate::limits::INLINE_WORK_BYTES;
 use crate::log::{changed, fetch, push};
-use crate::queue::{configure, list};
+use crate::name::check_name;
+use crate::queue::{configure, delete, list};
 
 /// Parses a body, away from the asynchronous threads when it is large.
 async fn parsed<T: Send + 'static>(
@@ -153,4 +154,20 @@ pub async fn configure(
 pub async fn queues(State(broker): Shared, Tenant(tenant): Tenant) -> Result<Response, ApiError> {
     let client = broker.database.client().await?;
     answer(StatusCode::OK, &list::list(&client, tenant).await?)
+}
+
+pub async fn delete_queue(
+    State(broker): Shared,
+    Tenant(tenant): Tenant,
+    Path(queue): Path<String>,
+) -> Result<Response, ApiError> {
+    check_name(&queue, "the queue in the path")?;
+    // A client that goes away must not keep those who wait from being told.
+    let task = tokio::spawn(async move {
+        let deleted = delete::delete(&broker.database, tenant, queue.clone()).await?;
+        broker.waiters.wake_queue(tenant, &queue);
+        broker.outbox.note(tenant, std::iter::once(&queue));
+        Ok::<_, ApiError>(deleted)
+    });
+    answer(StatusCode::OK, &task.await??)
 }

@@ -15,7 +15,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, post};
+use axum::routing::{any, delete, get, post};
 
 use crate::broker::Broker;
 use crate::error::ApiError;
@@ -32,10 +32,6 @@ const ABSENT: &[(&str, &str)] = &[
     ("/api/v1/ack/batch", "ack"),
     ("/api/v1/lease/{*rest}", "lease extension"),
     ("/api/v1/transaction", "transactions"),
-    (
-        "/api/v1/resources/queues/{*rest}",
-        "queue resources (details, deletion)",
-    ),
     ("/api/v1/resources/overview", "resources/overview"),
     ("/api/v1/resources/namespaces", "resources/namespaces"),
     ("/api/v1/resources/tasks", "resources/tasks"),
@@ -71,6 +67,11 @@ pub fn router(broker: Arc<Broker>) -> Router {
         )
         .route("/api/v1/configure", post(handlers::configure))
         .route("/api/v1/resources/queues", get(handlers::queues))
+        .route(
+            "/api/v1/resources/queues/{*queue}",
+            delete(handlers::delete_queue)
+                .fallback(|| async { ApiError::NotImplemented("the details of a queue".into()) }),
+        )
         .route("/health", get(status::health))
         .route("/status", get(status::status))
         .route("/metrics", get(status::metrics));

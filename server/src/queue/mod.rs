@@ -1,5 +1,6 @@
-//! Queues: configuration and listing.
+//! Queues: configuration, listing, deletion.
 
 pub mod configure;
+pub mod delete;
 pub mod list;
 pub mod options;

@@ -10,5 +10,6 @@ mod fetch;
 mod http;
 mod kv;
 mod push;
+mod retention;
 mod safe_time;
 mod support;

@@ -1,0 +1,48 @@
+//! Deletion of a queue.
+
+use serde::Serialize;
+use tokio_postgres::error::SqlState;
+use uuid::Uuid;
+
+use crate::database::Database;
+use crate::error::ApiError;
+use crate::limits::PUSH_ATTEMPTS;
+
+/// The answer: the same for a queue that is nowhere and one of another tenant.
+#[derive(Debug, Serialize)]
+pub struct Answer {
+    deleted: bool,
+    queue: String,
+    existed: bool,
+}
+
+/// Deletes a queue with its partitions and options, at once. Room comes back in the background.
+///
+/// # Errors
+///
+/// `503` or `500` from the database: the queue is whole then.
+pub async fn delete(database: &Database, tenant: Uuid, queue: String) -> Result<Answer, ApiError> {
+    const DELETE: &str = "SELECT queen.delete_queue($1, $2)";
+    let mut attempt = 1;
+    loop {
+        let client = database.client().await?;
+        let statement = client.prepare_cached(DELETE).await?;
+        match client.query_one(&statement, &[&tenant, &queue]).await {
+            Ok(row) => {
+                let existed = row.get(0);
+                return Ok(Answer {
+                    deleted: existed,
+                    queue,
+                    existed,
+                });
+            }
+            Err(error)
+                if attempt < PUSH_ATTEMPTS
+                    && error.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED) =>
+            {
+                attempt += 1;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

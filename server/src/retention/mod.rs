@@ -1,0 +1,138 @@
+//! Retention: old segments, empty partitions and the remains of deleted queues go in small steps.
+//!
+//! A step is one statement, and waits for no lock: a push that meets one waits for the update of a
+//! few rows. Moving the log's start hides segments at once; deleting them afterwards touches no row
+//! that a push needs. Every broker runs the same steps; two that meet skip each other's rows.
+
+mod hold;
+mod steps;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::broker::Broker;
+use crate::error::ApiError;
+use crate::limits::{
+    PARTITION_CLEANUP_EVERY, RETENTION_PARTITIONS, RETENTION_QUEUES, RETENTION_SEGMENTS,
+};
+use hold::Policy;
+
+/// Runs passes until the broker stops.
+pub async fn run(broker: Arc<Broker>) {
+    let mut cleaned = Instant::now();
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(broker.config.retention_interval) => {}
+            () = broker.stopping.cancelled() => return,
+        }
+        let cleanup = cleaned.elapsed() >= PARTITION_CLEANUP_EVERY;
+        let outcome = tokio::select! {
+            outcome = pass(&broker, cleanup) => outcome,
+            () = broker.stopping.cancelled() => return,
+        };
+        match outcome {
+            Ok(()) if cleanup => cleaned = Instant::now(),
+            Ok(()) => {}
+            Err(error) => tracing::warn!(%error, "retention did not finish its pass"),
+        }
+    }
+}
+
+/// One pass over all queues; with `cleanup` also over partitions without anything to expire.
+///
+/// # Errors
+///
+/// The database's. What was done is done; the next pass does the rest.
+pub async fn pass(broker: &Broker, cleanup: bool) -> Result<(), ApiError> {
+    let mut after = 0;
+    loop {
+        let queues = {
+            let client = broker.database.client().await?;
+            steps::queues(&client, after, RETENTION_QUEUES).await?
+        };
+        for queue in &queues {
+            after = queue.id;
+            let policy = match &queue.options {
+                Value::Object(options) => Policy::of(options),
+                _ => None,
+            };
+            if policy.is_some() || cleanup {
+                sweep(broker, queue, policy.as_ref(), cleanup).await?;
+            }
+        }
+        if (queues.len() as i64) < RETENTION_QUEUES {
+            break;
+        }
+    }
+    empty_trash(broker).await
+}
+
+/// A queue as retention sees it.
+#[derive(Debug)]
+struct Queue {
+    id: i64,
+    tenant: Uuid,
+    name: String,
+    options: Value,
+}
+
+async fn sweep(
+    broker: &Broker,
+    queue: &Queue,
+    policy: Option<&Policy>,
+    cleanup: bool,
+) -> Result<(), ApiError> {
+    let cutoff = match policy {
+        Some(policy) => {
+            let client = broker.database.client().await?;
+            let cutoff = policy
+                .read_cutoff(&client, queue.tenant, &queue.name)
+                .await?;
+            Some(cutoff)
+        }
+        None => None,
+    };
+    let idle_days = broker.config.partition_cleanup_days;
+    let mut after = String::new();
+    loop {
+        // A session per page: requests come in between.
+        let client = broker.database.client().await?;
+        let page = steps::page(&client, queue.id, &after, RETENTION_PARTITIONS, idle_days).await?;
+        if let Some(cutoff) = cutoff {
+            let expired: Vec<i64> = page
+                .iter()
+                .filter(|partition| partition.oldest.is_some_and(|ts| ts < cutoff))
+                .map(|partition| partition.id)
+                .collect();
+            let records = steps::expire(&client, &expired, cutoff).await?;
+            broker.metrics.expired_records.inc_by(records);
+        }
+        let idle: Vec<i64> = page
+            .iter()
+            .filter(|partition| cleanup && partition.idle && partition.oldest.is_none())
+            .map(|partition| partition.id)
+            .collect();
+        if !idle.is_empty() {
+            let gone = steps::remove_partitions(&client, &idle, idle_days).await?;
+            broker.metrics.removed_partitions.inc_by(gone);
+        }
+        match page.last() {
+            Some(last) if page.len() as i64 == RETENTION_PARTITIONS => {
+                after.clone_from(&last.name);
+            }
+            _ => return Ok(()),
+        }
+    }
+}
+
+async fn empty_trash(broker: &Broker) -> Result<(), ApiError> {
+    loop {
+        let client = broker.database.client().await?;
+        if !steps::empty_trash(&client, RETENTION_PARTITIONS, RETENTION_SEGMENTS).await? {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The statements of retention. Each is a transaction of its own and bounded.
+
+use deadpool_postgres::Object;
+
+use super::Queue;
+use crate::error::ApiError;
+use crate::limits::RETENTION_SEGMENTS;
+use crate::timestamp::Timestamp;
+
+/// A partition as retention sees it.
+#[derive(Debug)]
+pub struct Partition {
+    /// Its row.
+    pub id: i64,
+    /// Its name.
+    pub name: String,
+    /// `ts` of its oldest segment, hidden ones included; `None` when there is none.
+    pub oldest: Option<Timestamp>,
+    /// Not written to for long.
+    pub idle: bool,
+}
+
+/// A page of all queues by id.
+pub async fn queues(client: &Object, after: i64, limit: i64) -> Result<Vec<Queue>, ApiError> {
+    const QUEUES: &str =
+        "SELECT id, tenant, name, options FROM queen.queues WHERE id > $1 ORDER BY id LIMIT $2";
+    let statement = client.prepare_cached(QUEUES).await?;
+    let rows = client.query(&statement, &[&after, &limit]).await?;
+    Ok(rows
+        .iter()
+        .map(|row| Queue {
+            id: row.get(0),
+            tenant: row.get(1),
+            name: row.get(2),
+            options: row.get(3),
+        })
+        .collect())
+}
+
+/// A page of a queue's partitions by name. With `idle_days` 0 none is idle.
+pub async fn page(
+    client: &Object,
+    queue: i64,
+    after: &str,
+    limit: i64,
+    idle_days: i32,
+) -> Result<Vec<Partition>, ApiError> {
+    const PAGE: &str = "
+        SELECT p.id, p.name, s.ts,
+               $4::int4 > 0 AND p.last_write_at < clock_timestamp() - make_interval(days => $4)
+        FROM (
+            SELECT id, name, last_write_at FROM queen.partitions
+            WHERE queue_id = $1 AND name > $2 ORDER BY name LIMIT $3
+        ) p
+        LEFT JOIN LATERAL (
+            SELECT g.ts FROM queen.segments g WHERE g.partition_id = p.id ORDER BY g.base_offset LIMIT 1
+        ) s ON true
+        ORDER BY p.name";
+    let statement = client.prepare_cached(PAGE).await?;
+    let rows = client
+        .query(&statement, &[&queue, &after, &limit, &idle_days])
+        .await?;
+    Ok(rows
+        .iter()
+        .map(|row| Partition {
+            id: row.get(0),
+            name: row.get(1),
+            oldest: row.get(2),
+            idle: row.get(3),
+        })
+        .collect())
+}
+
+/// Deletes the segments of `partitions` with a `ts` below `cutoff`, and gives back how many records
+/// that hid.
+pub async fn expire(
+    client: &Object,
+    partitions: &[i64],
+    cutoff: Timestamp,
+) -> Result<u64, ApiError> {
+    // Looked up without a lock: `ts` rises with the offset and no segment changes.
+    const FIND: &str = "
+        SELECT p.id, max(g.upto)
+        FROM unnest($1::int8[]) AS w (id)
+        JOIN queen.partitions p ON p.id = w.id
+        CROSS JOIN LATERAL (
+            SELECT s.base_offset + s.records AS upto, s.ts FROM queen.segments s
+            WHERE s.partition_id = p.id AND s.base_offset >= p.log_start
+            ORDER BY s.base_offset LIMIT $3
+        ) g
+        WHERE g.ts < $2
+        GROUP BY p.id";
+    const HIDE: &str = "
+        WITH locked AS (
+            SELECT p.id, p.log_start FROM queen.partitions p
+            WHERE p.id = ANY ($1) ORDER BY p.queue_id, p.name FOR UPDATE SKIP LOCKED
+        ), moved AS (
+            UPDATE queen.partitions p SET log_start = w.upto
+            FROM unnest($1::int8[], $2::int8[]) AS w (id, upto), locked l
+            WHERE p.id = w.id AND l.id = w.id AND w.upto > l.log_start
+            RETURNING w.upto - l.log_start AS records
+        )
+        SELECT coalesce(sum(m.records), 0)::int8, count(*) FROM moved m";
+    const DELETE: &str = "
+        DELETE FROM queen.segments s USING (
+            SELECT g.partition_id, g.base_offset
+            FROM unnest($1::int8[]) AS w (id)
+            JOIN queen.partitions p ON p.id = w.id
+            CROSS JOIN LATERAL (
+                SELECT h.partition_id, h.base_offset FROM queen.segments h
+                WHERE h.partition_id = p.id AND h.base_offset < p.log_start
+                ORDER BY h.base_offset LIMIT $2
+            ) g
+            LIMIT $2
+        ) d
+        WHERE s.partition_id = d.partition_id AND s.base_offset = d.base_offset";
+    if partitions.is_empty() {
+        return Ok(0);
+    }
+    let find = client.prepare_cached(FIND).await?;
+    let hide = client.prepare_cached(HIDE).await?;
+    let delete = client.prepare_cached(DELETE).await?;
+    let mut records = 0;
+    loop {
+        let found = client
+            .query(&find, &[&partitions, &cutoff, &RETENTION_SEGMENTS])
+            .await?;
+        let ids: Vec<i64> = found.iter().map(|row| row.get(0)).collect();
+        let upto: Vec<i64> = found.iter().map(|row| row.get(1)).collect();
+        let moved = client.query_one(&hide, &[&ids, &upto]).await?;
+        records += moved.get::<_, i64>(0).unsigned_abs();
+        // What an earlier pass hid and did not come to delete goes here as well.
+        while client
+            .execute(&delete, &[&partitions, &RETENTION_SEGMENTS])
+            .await?
+            == RETENTION_SEGMENTS.unsigned_abs()
+        {}
+        // Rows that a push holds are left for the next pass.
+        if moved.get::<_, i64>(1) == 0 {
+            return Ok(records);
+        }
+    }
+}
+
+/// Removes those of `partitions` that are still empty and idle, and gives back how many.
+pub async fn remove_partitions(
+    client: &Object,
+    partitions: &[i64],
+    idle_days: i32,
+) -> Result<u64, ApiError> {
+    // Committed before a row goes: a later life then starts above the former.
+    const RAISE: &str = "
+        UPDATE queen.floor f SET ts = m.ts
+        FROM (
+            SELECT max(p.last_ts) + interval '1 microsecond' AS ts
+            FROM queen.partitions p WHERE p.id = ANY ($1)
+        ) m
+        WHERE f.ts < m.ts";
+    const REMOVE: &str = "
+        WITH locked AS (
+            SELECT p.id FROM queen.partitions p WHERE p.id = ANY ($1) FOR UPDATE SKIP LOCKED
+        ), gone AS (
+            DELETE FROM queen.partitions p USING locked l, queen.floor f
+            WHERE p.id = l.id AND p.log_start = p.next_offset AND p.last_ts < f.ts
+              AND p.last_write_at < clock_timestamp() - make_interval(days => $2)
+            RETURNING p.id
+        )
+        INSERT INTO queen.trash (partition_id) SELECT g.id FROM gone g";
+    let raise = client.prepare_cached(RAISE).await?;
+    let remove = client.prepare_cached(REMOVE).await?;
+    client.execute(&raise, &[&partitions]).await?;
+    Ok(client.execute(&remove, &[&partitions, &idle_days]).await?)
+}
+
+/// Deletes some segments of removed partitions. Whether there may be more.
+pub async fn empty_trash(
+    client: &Object,
+    partitions: i64,
+    segments: i64,
+) -> Result<bool, ApiError> {
+    const PICK: &str = "SELECT partition_id FROM queen.trash ORDER BY partition_id LIMIT $1";
+    const DELETE: &str = "
+        DELETE FROM queen.segments s USING (
+            SELECT g.partition_id, g.base_offset
+            FROM unnest($1::int8[]) AS w (id)
+            CROSS JOIN LATERAL (
+                SELECT h.partition_id, h.base_offset FROM queen.segments h
+                WHERE h.partition_id = w.id ORDER BY h.base_offset LIMIT $2
+            ) g
+            LIMIT $2
+        ) d
+        WHERE s.partition_id = d.partition_id AND s.base_offset = d.base_offset";
+    const FORGET: &str = "
+        DELETE FROM queen.trash t
+        WHERE t.partition_id = ANY ($1)
+          AND NOT EXISTS (SELECT 1 FROM queen.segments s WHERE s.partition_id = t.partition_id)";
+    let pick = client.prepare_cached(PICK).await?;
+    let rows = client.query(&pick, &[&partitions]).await?;
+    let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+    if ids.is_empty() {
+        return Ok(false);
+    }
+    let delete = client.prepare_cached(DELETE).await?;
+    let deleted = client.execute(&delete, &[&ids, &segments]).await?;
+    let forget = client.prepare_cached(FORGET).await?;
+    let forgotten = client.execute(&forget, &[&ids]).await?;
+    Ok(deleted > 0 || forgotten > 0)
+}

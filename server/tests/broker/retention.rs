@@ -1,0 +1,302 @@
+use queen::retention::pass;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::support::{Fixture, until};
+
+const QUIET: (&str, &str) = ("QUEEN_RETENTION_INTERVAL_MS", "3600000");
+
+/// A queue with one record per age, in hours, in partition `p`.
+async fn aged(fixture: &Fixture, options: Value, ages: &[i32]) {
+    let body = json!({"queue": "q", "options": options}).to_string();
+    assert_eq!(fixture.post("/api/v1/configure", body).await.status, 200);
+    for age in ages {
+        fixture.push("q", "p", &[&age.to_string()]).await;
+    }
+    let session = fixture.session().await;
+    for (offset, age) in (0_i64..).zip(ages) {
+        session
+            .execute(
+                "UPDATE queen.segments SET ts = ts - make_interval(hours => $1) WHERE base_offset = $2",
+                &[age, &offset],
+            )
+            .await
+            .unwrap();
+    }
+}
+
+async fn log_start(fixture: &Fixture) -> i64 {
+    let answer = fixture
+        .fetch(r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#)
+        .await;
+    answer.entries[0].log_start_offset
+}
+
+async fn count(fixture: &Fixture, table: &str) -> i64 {
+    let sql = format!("SELECT count(*) FROM queen.{table}");
+    let row = fixture.session().await.query_one(&sql, &[]).await;
+    row.unwrap().get(0)
+}
+
+async fn commit(fixture: &Fixture, value: Value) {
+    let body = json!({"operations": [{"op": "put", "ns": "queen-s3",
+        "key": "s3:lake:q:committed", "value": value, "forever": true}]});
+    let answer = fixture.post("/api/v1/kv", body.to_string()).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+}
+
+/// Microseconds since the epoch, `minutes` ago by the database's clock.
+async fn minutes_ago(fixture: &Fixture, minutes: i32) -> i64 {
+    let sql = "SELECT (extract(epoch FROM now() - make_interval(mins => $1)) * 1e6)::int8";
+    let row = fixture.session().await.query_one(sql, &[&minutes]).await;
+    row.unwrap().get(0)
+}
+
+fn held(ceiling: i64) -> Value {
+    json!({"retentionEnabled": true, "retentionSeconds": 60, "retentionSinkHold": "lake",
+           "retentionSinkHoldMaxSeconds": ceiling})
+}
+
+#[tokio::test]
+async fn segments_older_than_the_retention_go_and_the_rest_stays() {
+    let fixture = Fixture::with(&[("QUEEN_RETENTION_INTERVAL_MS", "100")], &[]).await;
+    let options = json!({"retentionEnabled": true, "retentionSeconds": 5400});
+    aged(&fixture, options, &[3, 2, 1, 0]).await;
+    until(|| async { log_start(&fixture).await == 2 && count(&fixture, "segments").await == 2 })
+        .await;
+    let answer = fixture
+        .fetch(
+            r#"{"entries":[{"queue":"q","partition":"p","offset":1},
+                           {"queue":"q","partition":"p","offset":2}]}"#,
+        )
+        .await;
+    assert_eq!(
+        answer.entries[0].error.as_deref(),
+        Some("OFFSET_OUT_OF_RANGE")
+    );
+    assert_eq!(answer.entries[1].records.len(), 2);
+    assert_eq!(answer.entries[1].high_watermark, 4);
+    let metrics = fixture.get("/metrics").await.text;
+    assert!(
+        metrics.contains("queen_expired_records_total 2"),
+        "{metrics}"
+    );
+}
+
+#[tokio::test]
+async fn a_queue_without_retention_keeps_everything() {
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    aged(&fixture, json!({"retentionSeconds": 60}), &[3, 0]).await;
+    pass(fixture.broker.broker(), true).await.unwrap();
+    assert_eq!(
+        (log_start(&fixture).await, count(&fixture, "segments").await),
+        (0, 2)
+    );
+}
+
+#[tokio::test]
+async fn a_hold_keeps_what_the_sink_has_not_committed() {
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    aged(&fixture, held(604_800), &[3, 2, 1]).await;
+    pass(fixture.broker.broker(), false).await.unwrap();
+    assert_eq!(log_start(&fixture).await, 0, "no pointer yet");
+    let end = minutes_ago(&fixture, 90).await;
+    commit(&fixture, json!({"k": 1, "tEnd": end, "lineage": "x"})).await;
+    pass(fixture.broker.broker(), false).await.unwrap();
+    assert_eq!(log_start(&fixture).await, 2);
+    let end = minutes_ago(&fixture, 0).await;
+    commit(&fixture, json!({"k": 2, "tEnd": end})).await;
+    pass(fixture.broker.broker(), false).await.unwrap();
+    assert_eq!(log_start(&fixture).await, 3);
+}
+
+#[tokio::test]
+async fn a_hostile_pointer_neither_frees_nor_holds_more_than_the_ceiling() {
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    aged(&fixture, held(9_000), &[3, 2, 1]).await;
+    for hostile in [
+        json!({"tEnd": i64::MAX}),
+        json!({"tEnd": "now"}),
+        json!([1]),
+        Value::Null,
+        json!({"tEnd": -5}),
+    ] {
+        commit(&fixture, hostile.clone()).await;
+        pass(fixture.broker.broker(), false).await.unwrap();
+        assert_eq!(log_start(&fixture).await, 1, "{hostile}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn retention_waits_for_no_push_and_no_push_waits_for_its_deletes() {
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    let options = json!({"retentionEnabled": true, "retentionSeconds": 5400});
+    aged(&fixture, options, &[3, 2, 0]).await;
+    // A push in progress holds the partition's row: the pass goes on without it.
+    let mut session = fixture.session().await;
+    let push = session.transaction().await.unwrap();
+    push.execute("SELECT 1 FROM queen.partitions FOR UPDATE", &[])
+        .await
+        .unwrap();
+    let second = std::time::Duration::from_secs(3);
+    timeout(second, pass(fixture.broker.broker(), true))
+        .await
+        .unwrap()
+        .unwrap();
+    push.rollback().await.unwrap();
+    assert_eq!(log_start(&fixture).await, 0);
+    // A delete that cannot go on holds nothing that a push needs.
+    let other = session.transaction().await.unwrap();
+    other
+        .execute(
+            "SELECT 1 FROM queen.segments WHERE base_offset = 0 FOR UPDATE",
+            &[],
+        )
+        .await
+        .unwrap();
+    let broker = std::sync::Arc::clone(fixture.broker.broker());
+    let passing = tokio::spawn(async move { pass(&broker, false).await });
+    until(|| async { log_start(&fixture).await == 2 }).await;
+    timeout(second, fixture.push("q", "p", &["4"]))
+        .await
+        .unwrap();
+    assert!(!passing.is_finished());
+    other.rollback().await.unwrap();
+    passing.await.unwrap().unwrap();
+    assert_eq!(count(&fixture, "segments").await, 2);
+}
+
+#[tokio::test]
+async fn an_empty_idle_partition_goes_and_its_next_life_begins_above_the_former() {
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    let options = json!({"retentionEnabled": true, "retentionSeconds": 5400});
+    aged(&fixture, options, &[3]).await;
+    fixture.push("q", "kept", &["1"]).await;
+    let session = fixture.session().await;
+    // The clock stood an hour ahead when it was written to last.
+    session
+        .batch_execute(
+            "UPDATE queen.partitions SET last_write_at = now() - interval '8 days';
+             UPDATE queen.partitions SET last_ts = now() + interval '1 hour' WHERE name = 'p'",
+        )
+        .await
+        .unwrap();
+    let former = fixture.changed(r#"{"entries":[{"queue":"q"}]}"#).await;
+    let last: std::time::SystemTime = session
+        .query_one("SELECT last_ts FROM queen.partitions WHERE name = 'p'", &[])
+        .await
+        .unwrap()
+        .get(0);
+    pass(fixture.broker.broker(), false).await.unwrap();
+    pass(fixture.broker.broker(), true).await.unwrap();
+    let listed = fixture.changed(r#"{"entries":[{"queue":"q"}]}"#).await;
+    let names: Vec<_> = listed.entries[0]
+        .partitions
+        .iter()
+        .map(|p| p.name.clone())
+        .collect();
+    assert_eq!(names, ["kept"]);
+    fixture.push("q", "p", &["2"]).await;
+    let row = session
+        .query_one(
+            "SELECT s.ts > $1, s.base_offset FROM queen.segments s
+             JOIN queen.partitions p ON p.id = s.partition_id WHERE p.name = 'p'",
+            &[&last],
+        )
+        .await
+        .unwrap();
+    assert_eq!((row.get::<_, bool>(0), row.get::<_, i64>(1)), (true, 0));
+    let again = fixture.changed(r#"{"entries":[{"queue":"q"}]}"#).await;
+    assert_ne!(
+        serde_json::to_value(&former.entries[0].partitions[1]).unwrap()["id"],
+        serde_json::to_value(&again.entries[0].partitions[1]).unwrap()["id"]
+    );
+    assert_eq!(count(&fixture, "trash").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_queue_is_gone_at_once_and_ends_the_fetches_that_wait_for_it() {
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    fixture.push("a/b", "p", &["1", "2"]).await;
+    let parked = fixture
+        .fetch(r#"{"entries":[{"queue":"a/b","partition":"p","offset":2}],"maxWaitMs":30000}"#);
+    let deleting = async {
+        fixture.until_parked(1).await;
+        fixture
+            .request("DELETE", "/api/v1/resources/queues/a%2Fb", "")
+            .await
+    };
+    let both = async { tokio::join!(parked, deleting) };
+    let (parked, deleted) = timeout(std::time::Duration::from_secs(4), both)
+        .await
+        .unwrap();
+    assert_eq!(
+        deleted.json(),
+        json!({"deleted": true, "queue": "a/b", "existed": true})
+    );
+    assert!(parked.entries[0].is_unknown_partition());
+    assert_eq!(
+        fixture.get("/api/v1/resources/queues").await.json(),
+        json!({"queues": []})
+    );
+    assert_eq!(count(&fixture, "segments").await, 1);
+    pass(fixture.broker.broker(), false).await.unwrap();
+    assert_eq!(
+        (
+            count(&fixture, "segments").await,
+            count(&fixture, "trash").await
+        ),
+        (0, 0)
+    );
+    fixture.push("a/b", "p", &["3"]).await;
+    let answer = fixture
+        .fetch(r#"{"entries":[{"queue":"a/b","partition":"p","offset":0}]}"#)
+        .await;
+    assert_eq!(answer.entries[0].high_watermark, 1);
+}
+
+#[tokio::test]
+async fn deleting_a_foreign_queue_answers_as_deleting_none() {
+    let fixture = Fixture::with(&[QUIET, ("QUEEN_TENANCY_HEADER", "true")], &[]).await;
+    let owner = "11111111-1111-1111-1111-111111111111";
+    let push = r#"{"items":[{"queue":"q","payload":1}]}"#;
+    assert_eq!(
+        fixture.post_as(owner, "/api/v1/push", push).await.status,
+        201
+    );
+    let foreign = fixture
+        .request("DELETE", "/api/v1/resources/queues/q", "")
+        .await;
+    assert_eq!(foreign.json()["existed"], false);
+    let none = fixture
+        .request("DELETE", "/api/v1/resources/queues/none", "")
+        .await;
+    assert_eq!(foreign.text.replace("\"q\"", "\"none\""), none.text);
+    assert_eq!(count(&fixture, "queues").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pushes_go_on_while_their_queue_is_deleted_again_and_again() {
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    let pushing = (0..4).map(|_| async {
+        for _ in 0..15 {
+            let body = r#"{"items":[{"queue":"q","partition":"a","payload":1},
+                {"queue":"q","partition":"b","payload":1},{"queue":"r","payload":1}]}"#;
+            let answer = fixture.post("/api/v1/push", body).await;
+            assert_eq!(answer.status, 201, "{}", answer.text);
+        }
+    });
+    let deleting = async {
+        for _ in 0..15 {
+            let answer = fixture
+                .request("DELETE", "/api/v1/resources/queues/q", "")
+                .await;
+            assert_eq!(answer.status, 200, "{}", answer.text);
+        }
+    };
+    tokio::join!(futures_util::future::join_all(pushing), deleting);
+    let answer = fixture
+        .fetch(r#"{"entries":[{"queue":"r","offset":0}]}"#)
+        .await;
+    assert_eq!(answer.entries[0].records.len(), 60);
+}
