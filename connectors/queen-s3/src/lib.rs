@@ -4,11 +4,14 @@
 //! The parts, from the outside in: [`config`] and [`observe`] face the operator, [`broker`] and
 //! [`bucket`] are the only places with a socket, [`queue`] drives one queue with the pure engine
 //! in [`window`], [`ownership`] keeps its lease and documents, [`record`] and [`encode`] carry the
-//! bytes, and [`lake`] is the only place that spells a key or a document.
+//! bytes, and [`lake`] is the only place that spells a key or a document. [`verify`] proves a lake
+//! from the bucket alone, [`adopt`] gives one its commit pointer back.
 
+pub mod adopt;
 pub mod broker;
 pub mod bucket;
 pub mod clock;
+pub mod command;
 pub mod compute;
 pub mod config;
 pub mod encode;
@@ -23,6 +26,7 @@ pub mod retry;
 pub mod signals;
 pub mod sink;
 pub mod time;
+pub mod verify;
 pub mod window;
 
 mod wire;

@@ -131,3 +131,17 @@ pub const HASH_INLINE_BYTES: usize = 256 * 1024;
 pub const QUEUE_ROOM_BYTES: u64 = 4 * MIB as u64;
 /// Objects of one window that are on their way to their end at a time, in the per-partition layout.
 pub const OBJECTS_IN_FLIGHT: usize = 16;
+/// Objects, and manifests, that a check of a lake reads at a time.
+pub const VERIFY_IN_FLIGHT: usize = 4;
+/// Pieces of an object that wait for a check to read them.
+pub const VERIFY_PIECES: usize = 8;
+/// Findings about a queue that a check's report names; the rest is counted.
+pub const VERIFY_FINDINGS: usize = 10_000;
+/// Findings about one object's records that a check names; the rest is counted.
+pub const VERIFY_OBJECT_FINDINGS: usize = 100;
+/// Longest line of an object that a check reads: one record of a fetch answer, and its envelope.
+pub const VERIFY_LINE_BYTES: u64 = FETCH_BODY_BYTES as u64 + MIB as u64;
+/// How often a check asks the bucket before it gives up.
+pub const VERIFY_TRIES: u32 = 5;
+/// How often a check's progress is shown.
+pub const VERIFY_PROGRESS_EVERY: Duration = Duration::from_millis(250);

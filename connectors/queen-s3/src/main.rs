@@ -1,6 +1,7 @@
 //! The sink process: boot in order, then run until a signal.
 
 use std::fmt;
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -8,34 +9,32 @@ use queen_s3::broker::http::{HttpBroker, HttpBrokerOptions};
 use queen_s3::broker::{Broker, BrokerError};
 use queen_s3::bucket::s3::{MidUpload, ProbeError, S3Bucket, S3Options, S3Timeouts};
 use queen_s3::clock::{Clock, SystemClock};
+use queen_s3::command::{Command, USAGE};
 use queen_s3::compute::Compute;
-use queen_s3::config::{self, Config, CrashPoint, Identity};
+use queen_s3::config::{self, Config, CrashPoint, Identity, Queues};
 use queen_s3::lake::is_sidecar;
 use queen_s3::memory::MemoryBudget;
 use queen_s3::observe::boot_line::BootLine;
 use queen_s3::observe::logging::{self, fatal};
 use queen_s3::observe::server::{self, Observed};
 use queen_s3::observe::status::Status;
+use queen_s3::ownership::Owner;
 use queen_s3::queue::{self, Context, Settings};
 use queen_s3::retry::Jitter;
 use queen_s3::sink::{FirstQueues, QueueSet, relist_interval, stopping};
+use queen_s3::time::Micros;
+use queen_s3::verify::{Lake, Progress, Store, verify};
 use queen_s3::{ownership, signals};
 use tracing::info;
 use uuid::Uuid;
 
-const USAGE: &str = "\
-Usage: queen-s3 [--help | --version]
-
-Mirrors the log of Queen queues into an object store. The configuration is the environment:
-";
-
 /// Why the process ends, as its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
-    /// A signal arrived and every queue drained.
+    /// A signal arrived and every queue drained, or a command did what it was asked.
     Drained = 0,
-    /// The health listener could not bind.
-    Listen = 1,
+    /// The health listener could not bind, a check found something, or a command refused.
+    Failed = 1,
     /// The configuration, or the command line, is wrong.
     Configuration = 2,
     /// Queen or the bucket could not be reached at boot.
@@ -65,37 +64,28 @@ impl Failure {
 }
 
 fn main() -> ExitCode {
-    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
-    let arguments: Vec<_> = arguments
-        .iter()
-        .map(|argument| argument.to_string_lossy())
-        .collect();
-    match arguments
-        .iter()
-        .map(AsRef::as_ref)
-        .collect::<Vec<&str>>()
-        .as_slice()
-    {
-        [] => {}
-        ["--help" | "-h"] => {
+    let arguments = std::env::args_os()
+        .skip(1)
+        .map(|argument| argument.to_string_lossy().into_owned());
+    let ended = match Command::parse(arguments) {
+        Ok(Command::Help) => {
             print!("{USAGE}\n{}", config::help());
             return ExitCode::SUCCESS;
         }
-        ["--version" | "-V"] => {
+        Ok(Command::Version) => {
             println!("queen-s3 {}", env!("CARGO_PKG_VERSION"));
             return ExitCode::SUCCESS;
         }
-        unknown => {
-            eprintln!(
-                "queen-s3: unknown arguments {:?}; the configuration is the environment, see \
-                 queen-s3 --help",
-                unknown.join(" ")
-            );
+        Err(error) => {
+            eprintln!("queen-s3: {error}");
             return Exit::Configuration.into();
         }
-    }
-    match run() {
-        Ok(()) => Exit::Drained.into(),
+        Ok(Command::Run) => start(boot).map(|()| Exit::Drained),
+        Ok(Command::Verify { queues, json }) => start(move |config| check(config, queues, json)),
+        Ok(Command::Adopt { queue }) => start(move |config| adopt(config, queue)),
+    };
+    match ended {
+        Ok(exit) => exit.into(),
         Err(failure) => {
             fatal(&failure.text);
             failure.exit.into()
@@ -103,7 +93,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<(), Failure> {
+/// Reads the configuration, and does `work` on a runtime of its own.
+fn start<T, F>(work: impl FnOnce(Config) -> F) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Failure>>,
+{
     let config = Config::from_environment().map_err(|problems| {
         for problem in &problems {
             eprintln!("queen-s3: {problem}");
@@ -119,8 +113,8 @@ fn run() -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::new(Exit::Listen, format!("cannot start threads: {error}")))?;
-    let ended = runtime.block_on(boot(config));
+        .map_err(|error| Failure::new(Exit::Failed, format!("cannot start threads: {error}")))?;
+    let ended = runtime.block_on(work(config));
     // Nothing that still runs is worth waiting for: every queue has drained, or none was claimed.
     runtime.shutdown_background();
     ended
@@ -128,7 +122,7 @@ fn run() -> Result<(), Failure> {
 
 async fn boot(config: Config) -> Result<(), Failure> {
     let mut stop = signals::watch()
-        .map_err(|error| Failure::new(Exit::Listen, format!("cannot watch signals: {error}")))?;
+        .map_err(|error| Failure::new(Exit::Failed, format!("cannot watch signals: {error}")))?;
     let identity = Identity::of_this_machine(config.instance.as_deref());
     let status = Arc::new(Status::default());
     let budget = MemoryBudget::new(config.memory_bytes);
@@ -137,7 +131,7 @@ async fn boot(config: Config) -> Result<(), Failure> {
     let (listener, bound) = server::bind(config.listen).await.map_err(|error| {
         let listen = config.listen;
         Failure::new(
-            Exit::Listen,
+            Exit::Failed,
             format!(
                 "cannot listen on {listen} (QUEEN_S3_LISTEN): {error}; check whether another \
                  process has the port, or choose another address"
@@ -217,6 +211,24 @@ async fn probe(
     bucket: &S3Bucket,
     status: &Status,
 ) -> Result<FirstQueues, Failure> {
+    let safe_time = probe_broker(config, broker).await?;
+    status.set_safe_time(safe_time);
+    let first = FirstQueues::of(&config.queues, broker, safe_time).await;
+    let first = first.map_err(|error| {
+        let advice = match error.status() {
+            Some(401 | 403) => {
+                "QUEEN_S3_QUEUES=* lists the queues, which needs the scope read on top of \
+                 consume: give the token the read scope, or name the queues"
+            }
+            _ => "QUEEN_S3_QUEUES=* could not be listed: check the broker or proxy at QUEEN_URL",
+        };
+        no_queen(config, &error, advice)
+    })?;
+    probe_bucket(config, bucket).await?;
+    Ok(first)
+}
+
+async fn probe_broker(config: &Config, broker: &HttpBroker) -> Result<Micros, Failure> {
     let answer = broker.changed(None).await.map_err(|error| {
         let advice = match error.status() {
             Some(401 | 403) => {
@@ -240,18 +252,10 @@ async fn probe(
         };
         no_queen(config, &error, &advice)
     })?;
-    status.set_safe_time(answer.safe_time);
-    let first = FirstQueues::of(&config.queues, broker, answer.safe_time).await;
-    let first = first.map_err(|error| {
-        let advice = match error.status() {
-            Some(401 | 403) => {
-                "QUEEN_S3_QUEUES=* lists the queues, which needs the scope read on top of \
-                 consume: give the token the read scope, or name the queues"
-            }
-            _ => "QUEEN_S3_QUEUES=* could not be listed: check the broker or proxy at QUEEN_URL",
-        };
-        no_queen(config, &error, advice)
-    })?;
+    Ok(answer.safe_time)
+}
+
+async fn probe_bucket(config: &Config, bucket: &S3Bucket) -> Result<(), Failure> {
     bucket.probe(&config.prefix).await.map_err(|error| {
         let advice = match &error {
             ProbeError::Refused(_) => {
@@ -265,8 +269,91 @@ async fn probe(
         } = config;
         let text = format!("cannot use the bucket {bucket} at {endpoint}: {error}{advice}");
         Failure::new(Exit::Unreachable, text)
-    })?;
-    Ok(first)
+    })
+}
+
+/// Prints a command's outcome. Whoever reads it may stop reading early.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// `queen-s3 verify`.
+async fn check(config: Config, queues: Vec<String>, json: bool) -> Result<Exit, Failure> {
+    let bucket = S3Bucket::new(s3_options(&config, &Arc::default()));
+    probe_bucket(&config, &bucket).await?;
+    let store = Store::new(Arc::new(bucket), Jitter::new(rand::random()));
+    let queues = match (queues.is_empty(), &config.queues) {
+        (false, _) => Some(queues),
+        (true, Queues::Named(names)) => Some(names.iter().map(ToString::to_string).collect()),
+        (true, Queues::All) => None,
+    };
+    let mut progress = Progress::on_a_terminal();
+    let Config { prefix, sink, .. } = &config;
+    let report = verify(&store, prefix, sink, queues.as_deref(), &mut progress)
+        .await
+        .map_err(|error| {
+            let text = format!("cannot read the bucket {}: {error}", config.bucket);
+            Failure::new(Exit::Unreachable, text)
+        })?;
+    let text = match json {
+        true => serde_json::to_string_pretty(&report)
+            .map_err(|error| Failure::new(Exit::Failed, error))?,
+        false => report.to_string(),
+    };
+    say(&text);
+    Ok(if report.ok {
+        Exit::Drained
+    } else {
+        Exit::Failed
+    })
+}
+
+/// `queen-s3 adopt`.
+async fn adopt(config: Config, queue: String) -> Result<Exit, Failure> {
+    let status = Arc::new(Status::default());
+    let options = HttpBrokerOptions::new(
+        config.url.clone(),
+        config.token.clone(),
+        MemoryBudget::new(config.memory_bytes),
+    );
+    let broker =
+        HttpBroker::new(options).map_err(|error| Failure::new(Exit::Configuration, error))?;
+    let bucket = S3Bucket::new(s3_options(&config, &status));
+    probe_broker(&config, &broker).await?;
+    probe_bucket(&config, &bucket).await?;
+    let lake = Lake::new(&config.prefix, &config.sink, &queue);
+    let jitter = Jitter::new(rand::random());
+    let owner = Owner {
+        broker: Arc::new(broker),
+        clock: Arc::new(SystemClock),
+        status,
+        jitter: jitter.clone(),
+        keys: lake.keys.clone(),
+        identity: ownership::Identity {
+            instance: Identity::of_this_machine(config.instance.as_deref()).name,
+            incarnation: Uuid::new_v4().to_string(),
+        },
+        ttl: Owner::stored_ttl(config.lease_ttl),
+    };
+    let store = Store::new(Arc::new(bucket), jitter);
+    let pointer = queen_s3::adopt::adopt(&store, &lake, &owner)
+        .await
+        .map_err(|error| {
+            let exit = match error.is_unreachable() {
+                true => Exit::Unreachable,
+                false => Exit::Failed,
+            };
+            Failure::new(exit, format!("{queue} was not adopted: {error}"))
+        })?;
+    say(&format!(
+        "adopted: the commit pointer {} of queue {queue} is at window {}, tEnd {} ({}), lineage {}",
+        lake.keys.committed(),
+        pointer.k,
+        pointer.t_end,
+        Micros(pointer.t_end),
+        pointer.lineage.as_deref().unwrap_or("none")
+    ));
+    Ok(Exit::Drained)
 }
 
 fn no_queen(config: &Config, error: &BrokerError, advice: &str) -> Failure {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::TryStreamExt;
 use futures::stream::BoxStream;
 use thiserror::Error;
 
@@ -91,6 +92,20 @@ pub struct ObjectReader {
     pub size: u64,
     /// The content.
     pub stream: BoxStream<'static, Result<Bytes, BucketError>>,
+}
+
+impl ObjectReader {
+    /// The whole content, cut at `limit` bytes, where a document no longer reads.
+    pub async fn bytes(mut self, limit: usize) -> Result<Vec<u8>, BucketError> {
+        let mut bytes = Vec::new();
+        while let Some(piece) = self.stream.try_next().await? {
+            if bytes.len() + piece.len() > limit {
+                break;
+            }
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(bytes)
+    }
 }
 
 /// A page of a listing.

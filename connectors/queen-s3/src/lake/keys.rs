@@ -85,15 +85,30 @@ impl LakeKeys {
         number(key, &self.checkpoints(), CHECKPOINT_SUFFIX)
     }
 
-    /// What every data key of window `k` starts with when its start lies in the bucket of `at`.
-    pub fn window_prefix(&self, k: u64, at: Micros, shape: Shape) -> String {
+    /// What every data key of this queue starts with.
+    pub fn data_directory(&self) -> String {
         let Self {
             prefix,
             sink,
             queue,
         } = self;
+        format!("{prefix}/{sink}/queue={queue}/")
+    }
+
+    /// The window that the file name of the data key `key` names; `None` for every other key.
+    pub fn data_k(&self, key: &str) -> Option<u64> {
+        let file = key
+            .strip_prefix(&self.data_directory())?
+            .rsplit('/')
+            .next()?;
+        let (digits, _) = file.strip_prefix("w-")?.split_once('-')?;
+        number(digits, "", "")
+    }
+
+    /// What every data key of window `k` starts with when its start lies in the bucket of `at`.
+    pub fn window_prefix(&self, k: u64, at: Micros, shape: Shape) -> String {
         let at = civil(at);
-        let mut key = format!("{prefix}/{sink}/queue={queue}/dt={}/", at.date());
+        let mut key = format!("{}dt={}/", self.data_directory(), at.date());
         if shape.align != Align::Day {
             append(&mut key, format_args!("hour={:02}/", at.hour()));
         }
@@ -125,6 +140,16 @@ impl LakeKeys {
     }
 }
 
+/// What the keys of every queue of a sink start with, sidecars and data; a queue's name as keys
+/// spell it comes next, and then `/`.
+pub fn sink_directories(prefix: &str, sink: &str) -> [String; 2] {
+    let sink = encode_name(sink);
+    [
+        format!("{prefix}/_queen/{sink}/"),
+        format!("{prefix}/{sink}/queue="),
+    ]
+}
+
 const MANIFEST_SUFFIX: &str = ".json";
 const CHECKPOINT_SUFFIX: &str = ".json.zst";
 
@@ -147,6 +172,19 @@ pub fn encode_name(raw: &str) -> String {
         shorten(&mut encoded, raw);
     }
     encoded
+}
+
+/// The raw name that keys spell as `encoded`; `None` where it is hashed, or spells no name.
+pub fn decode_name(encoded: &str) -> Option<String> {
+    let mut raw = Vec::with_capacity(encoded.len());
+    let mut pieces = encoded.split('%');
+    raw.extend_from_slice(pieces.next()?.as_bytes());
+    for piece in pieces {
+        raw.push(u8::from_str_radix(piece.get(..2)?, 16).ok()?);
+        raw.extend_from_slice(piece[2..].as_bytes());
+    }
+    let raw = String::from_utf8(raw).ok()?;
+    (encode_name(&raw) == encoded).then_some(raw)
 }
 
 /// Cuts an encoded name and ends it with the hash of the raw one. `~` is always escaped, so that

@@ -1,8 +1,12 @@
 //! The manifest: what one committed window holds.
 
+use std::fmt::Write;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Align, Compression, Format, Layout};
+use super::keys::WindowBounds;
+use super::{Align, Compression, Format, Layout, Shape};
+use crate::time::Micros;
 
 /// One committed window. Times are µs since the epoch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -82,6 +86,42 @@ pub struct ManifestObject {
     pub last_offset: Option<i64>,
 }
 
+impl Manifest {
+    /// Number and bounds.
+    pub fn bounds(&self) -> WindowBounds {
+        WindowBounds {
+            k: self.k,
+            t_start: Micros(self.t_start),
+            t_end: Micros(self.t_end),
+        }
+    }
+
+    /// How its objects are made.
+    pub fn shape(&self) -> Shape {
+        Shape {
+            format: self.format,
+            compression: self.compression,
+            layout: self.layout,
+            align: self.align,
+        }
+    }
+}
+
+impl OffsetRange {
+    /// How many offsets it holds.
+    pub fn count(&self) -> u64 {
+        match self.from <= self.to {
+            true => self.to.abs_diff(self.from) + 1,
+            false => 0,
+        }
+    }
+
+    /// Whether it holds `offset` of `partition`.
+    pub fn holds(&self, partition: &str, offset: i64) -> bool {
+        (self.from..=self.to).contains(&offset) && self.partition == partition
+    }
+}
+
 /// Offsets of one partition, both ends inclusive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OffsetRange {
@@ -91,6 +131,16 @@ pub struct OffsetRange {
     pub from: i64,
     /// Last offset.
     pub to: i64,
+}
+
+/// Bytes as manifests spell a hash: lower-case hex digits.
+pub fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
 }
 
 fn hour() -> Align {

@@ -1,0 +1,224 @@
+//! One object, downloaded, hashed and read in one pass.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use sha2::{Digest, Sha256};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+use super::finding::{Finding, Findings, Kind};
+use super::records::{ReadError, read};
+use super::scan::{Runs, Scan, Scanned};
+use super::store::Store;
+use crate::bucket::{BucketError, ObjectReader};
+use crate::compute::Compute;
+use crate::lake::manifest::{Manifest, ManifestObject, hex};
+use crate::limits::VERIFY_PIECES;
+use crate::time::Micros;
+
+/// What came of one object.
+#[derive(Debug, Default)]
+pub struct Checked {
+    /// Its records, as far as they were read.
+    pub records: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// Its partitions, when its records are sorted.
+    pub partitions: u64,
+    /// Least `ts`.
+    pub min_ts: Option<Micros>,
+    /// Greatest `ts`.
+    pub max_ts: Option<Micros>,
+    /// The offsets that it holds.
+    pub runs: Runs,
+    /// Whether all of it was read and is what its manifest says.
+    pub whole: bool,
+    /// What is wrong with it.
+    pub findings: Findings,
+}
+
+/// Checks the object number `at` of `manifest`.
+///
+/// # Errors
+///
+/// When the bucket could not be asked.
+pub async fn check(
+    store: &Store,
+    manifest: &Arc<Manifest>,
+    at: usize,
+) -> Result<Checked, BucketError> {
+    let object = &manifest.objects[at];
+    let read = store
+        .ask(|bucket| async move {
+            match bucket.get(&object.key).await? {
+                Some(reader) => download(store, reader, manifest, at).await.map(Some),
+                None => Ok(None),
+            }
+        })
+        .await?;
+    let mut checked = Checked::default();
+    let mut find = |kind, text: String| {
+        let finding = Finding::new(kind, text).of(manifest.k, &object.key);
+        checked.findings.push(finding);
+    };
+    let Some(content) = read else {
+        find(
+            Kind::MissingObject,
+            format!("the object is not there; it had {} records", object.records),
+        );
+        return Ok(checked);
+    };
+    let Content {
+        bytes,
+        sha256,
+        scanned,
+        error,
+    } = content;
+    let sha256 = hex(&sha256);
+    if bytes != object.bytes {
+        let named = object.bytes;
+        find(
+            Kind::Size,
+            format!("it has {bytes} bytes where its manifest says {named}"),
+        );
+    } else if !sha256.eq_ignore_ascii_case(&object.sha256) {
+        let named = &object.sha256;
+        find(
+            Kind::Sha256,
+            format!("its SHA-256 is {sha256} where its manifest says {named}"),
+        );
+    }
+    match &error {
+        Some(error) => find(
+            Kind::Unreadable,
+            format!(
+                "it does not read after {} records: {error}",
+                scanned.records
+            ),
+        ),
+        None if scanned.records != object.records => find(
+            Kind::Count,
+            format!(
+                "it has {} records where its manifest says {}",
+                scanned.records, object.records
+            ),
+        ),
+        None => check_offsets(object, &scanned, &mut find),
+    }
+    checked.whole = checked.findings.total() == 0;
+    checked.findings.merge(scanned.findings);
+    Ok(Checked {
+        records: scanned.records,
+        bytes,
+        partitions: scanned.partitions,
+        min_ts: scanned.min_ts,
+        max_ts: scanned.max_ts,
+        runs: scanned.runs,
+        ..checked
+    })
+}
+
+fn check_offsets(object: &ManifestObject, scanned: &Scanned, find: &mut impl FnMut(Kind, String)) {
+    let (Some(first), Some(last)) = (object.first_offset, object.last_offset) else {
+        return;
+    };
+    let ends = scanned.runs.ends();
+    if ends != Some((first, last)) {
+        let text = match ends {
+            Some((from, to)) => format!(
+                "its offsets go from {from} to {to} where its manifest says {first} to {last}"
+            ),
+            None => format!("it holds no record where its manifest says {first} to {last}"),
+        };
+        find(Kind::BadManifest, text);
+    }
+}
+
+/// An object's content, read to its end.
+struct Content {
+    bytes: u64,
+    sha256: [u8; 32],
+    scanned: Scanned,
+    error: Option<ReadError>,
+}
+
+/// Downloads an object while another thread hashes and reads it.
+async fn download(
+    store: &Store,
+    mut reader: ObjectReader,
+    manifest: &Arc<Manifest>,
+    at: usize,
+) -> Result<Content, BucketError> {
+    let (pieces, arriving) = channel(VERIFY_PIECES);
+    let owned = Arc::clone(manifest);
+    let scanning = Compute::Offloaded.run(move || scan(&owned, at, arriving));
+    let feeding = async {
+        let fed = feed(store, &mut reader, &pieces).await;
+        drop(pieces);
+        fed
+    };
+    let (fed, content) = futures::join!(feeding, scanning);
+    fed.map(|()| content)
+}
+
+async fn feed(
+    store: &Store,
+    reader: &mut ObjectReader,
+    pieces: &Sender<Bytes>,
+) -> Result<(), BucketError> {
+    while let Some(piece) = reader.stream.try_next().await? {
+        store.progress.bytes.fetch_add(piece.len() as u64, Relaxed);
+        if pieces.send(piece).await.is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn scan(manifest: &Manifest, at: usize, arriving: Receiver<Bytes>) -> Content {
+    let mut input = Arriving {
+        pieces: arriving,
+        piece: Bytes::new(),
+        bytes: 0,
+        sha256: Sha256::new(),
+    };
+    let mut scan = Scan::new(manifest, &manifest.objects[at]);
+    let ended = read(manifest.format, manifest.compression, &mut input, |seen| {
+        scan.see(seen);
+    });
+    // The hash is of everything, whatever the records are.
+    let drained = io::copy(&mut input, &mut io::sink());
+    Content {
+        bytes: input.bytes,
+        sha256: input.sha256.finalize().into(),
+        scanned: scan.finish(),
+        error: ended.and(drained.map(drop).map_err(Into::into)).err(),
+    }
+}
+
+/// An object's bytes as they arrive, hashed on the way.
+struct Arriving {
+    pieces: Receiver<Bytes>,
+    piece: Bytes,
+    bytes: u64,
+    sha256: Sha256,
+}
+
+impl Read for Arriving {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        while self.piece.is_empty() {
+            let Some(piece) = self.pieces.blocking_recv() else {
+                return Ok(0);
+            };
+            self.sha256.update(&piece);
+            self.bytes += piece.len() as u64;
+            self.piece = piece;
+        }
+        let length = room.len().min(self.piece.len());
+        room[..length].copy_from_slice(&self.piece.split_to(length));
+        Ok(length)
+    }
+}
