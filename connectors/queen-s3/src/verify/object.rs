@@ -22,7 +22,7 @@ use crate::time::Micros;
 /// What came of one object.
 #[derive(Debug, Default)]
 pub struct Checked {
-    /// Its records, as far as they were read.
+    /// Its records, as far as they were read; none where its bytes are not those written.
     pub records: u64,
     /// Its length.
     pub bytes: u64,
@@ -77,28 +77,39 @@ pub async fn check(
         scanned,
         error,
     } = content;
+    let unread = error.map(|error| {
+        format!(
+            "it does not read after {} records: {error}",
+            scanned.records
+        )
+    });
     let sha256 = hex(&sha256);
-    if bytes != object.bytes {
+    let damage = if bytes != object.bytes {
         let named = object.bytes;
-        find(
-            Kind::Size,
-            format!("it has {bytes} bytes where its manifest says {named}"),
-        );
+        let text = format!("it has {bytes} bytes where its manifest says {named}");
+        Some((Kind::Size, text))
     } else if !sha256.eq_ignore_ascii_case(&object.sha256) {
         let named = &object.sha256;
+        let text = format!("its SHA-256 is {sha256} where its manifest says {named}");
+        Some((Kind::Sha256, text))
+    } else {
+        None
+    };
+    checked.bytes = bytes;
+    if let Some((kind, text)) = damage {
+        // Records of other bytes than were written prove nothing.
         find(
-            Kind::Sha256,
-            format!("its SHA-256 is {sha256} where its manifest says {named}"),
+            kind,
+            [Some(text), unread]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join("; "),
         );
+        return Ok(checked);
     }
-    match &error {
-        Some(error) => find(
-            Kind::Unreadable,
-            format!(
-                "it does not read after {} records: {error}",
-                scanned.records
-            ),
-        ),
+    match unread {
+        Some(text) => find(Kind::Unreadable, text),
         None if scanned.records != object.records => find(
             Kind::Count,
             format!(
@@ -112,7 +123,6 @@ pub async fn check(
     checked.findings.merge(scanned.findings);
     Ok(Checked {
         records: scanned.records,
-        bytes,
         partitions: scanned.partitions,
         min_ts: scanned.min_ts,
         max_ts: scanned.max_ts,
