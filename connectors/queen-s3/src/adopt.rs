@@ -81,7 +81,7 @@ impl AdoptError {
 /// When the queue has a pointer or another owner, or when the newest window is not whole.
 pub async fn adopt(store: &Store, lake: &Lake, owner: &Owner) -> Result<CommitPointer, AdoptError> {
     let (fence, documents) = match owner.claim(false).await? {
-        Claim::Owned(fence, documents) => (fence, documents),
+        Claim::Owned(owned) => *owned,
         Claim::Held(instance) => return Err(AdoptError::Held(instance)),
     };
     let adopting = async {

@@ -181,7 +181,7 @@ pub fn decode_name(encoded: &str) -> Option<String> {
     raw.extend_from_slice(pieces.next()?.as_bytes());
     for piece in pieces {
         raw.push(u8::from_str_radix(piece.get(..2)?, 16).ok()?);
-        raw.extend_from_slice(piece[2..].as_bytes());
+        raw.extend_from_slice(&piece.as_bytes()[2..]);
     }
     let raw = String::from_utf8(raw).ok()?;
     (encode_name(&raw) == encoded).then_some(raw)
