@@ -27,6 +27,14 @@ pub fn sink_binary() -> Result<PathBuf> {
     find("QUEEN_S3_BIN", &candidates, build)
 }
 
+/// The Python that has the readers: `PYTHON`, else the one in `.venv` that `scripts/setup` makes.
+pub fn python() -> PathBuf {
+    match env::var_os("PYTHON").filter(|value| !value.is_empty()) {
+        Some(python) => PathBuf::from(python),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/bin/python"),
+    }
+}
+
 /// `variable` when it is set, else the candidate that was built last.
 fn find(variable: &str, candidates: &[PathBuf], build: &str) -> Result<PathBuf> {
     if let Some(path) = env::var_os(variable).filter(|value| !value.is_empty()) {

@@ -17,7 +17,7 @@ mod s3;
 mod sink;
 mod stack;
 
-pub use binaries::{broker_binary, sink_binary};
+pub use binaries::{broker_binary, python, sink_binary};
 pub use broker::{Broker, BrokerOptions};
 pub use check::{Ledger, Verdict, check};
 pub use client::{BrokerClient, Event, Pushed};

@@ -1,10 +1,9 @@
 //! DuckDB as a user runs it.
 
-use std::env;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use queen_dev::python;
 
 const COUNT: &str = "\
 import duckdb, sys
@@ -20,14 +19,10 @@ print(*duckdb.sql(f\"\"\"
 ///
 /// When Python or DuckDB is missing (`scripts/setup run` installs them) or cannot read the lake.
 pub fn count_with_duckdb(glob: &str) -> Result<(usize, usize, usize)> {
-    let python = match env::var_os("PYTHON").filter(|value| !value.is_empty()) {
-        Some(python) => PathBuf::from(python),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/bin/python"),
-    };
-    let output = Command::new(&python)
+    let output = Command::new(python())
         .args(["-c", COUNT, glob])
         .output()
-        .with_context(|| format!("run {}; scripts/setup run makes it", python.display()))?;
+        .with_context(|| format!("run {}; scripts/setup run makes it", python().display()))?;
     if !output.status.success() {
         bail!(
             "DuckDB cannot read {glob}: {}",

@@ -3,6 +3,7 @@
 mod boot;
 mod broker;
 mod crash;
+mod demo;
 mod main_job;
 mod outage;
 mod sharing;

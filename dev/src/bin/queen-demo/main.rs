@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use queen_dev::{Ledger, Pushed, Sink, SinkOptions, Stack, StackOptions, check};
+use queen_dev::{Event, Ledger, Pushed, Sink, SinkOptions, Stack, StackOptions, check};
 
 use crate::events::{CLICKS, ORDERS};
 use crate::progress::{Progress, grouped};
@@ -27,8 +27,6 @@ const FOLDER: &str = ".demo";
 const MARKER: &str = "made-by-queen-demo";
 /// The sink's name: a segment of every key.
 const SINK: &str = "demo";
-/// The customer whose history is shown.
-const CUSTOMER: usize = 42;
 /// Windows this short make several objects in a short demo.
 const WINDOW_MS: u64 = 2_000;
 /// How long the sink may take after the last push.
@@ -38,7 +36,7 @@ const REFRESH: Duration = Duration::from_millis(250);
 #[tokio::main]
 async fn main() -> ExitCode {
     let outcome = tokio::select! {
-        outcome = run() => outcome,
+        outcome = async { run(count_of_events()?).await } => outcome,
         _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted; everything is stopped")),
     };
     match outcome {
@@ -50,7 +48,7 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run() -> Result<()> {
+async fn run(count: usize) -> Result<()> {
     let begin = Instant::now();
     let dir = fresh_folder(Path::new(FOLDER))?;
     println!("Starting PostgreSQL, an S3 server, the broker and the sink …");
@@ -76,9 +74,9 @@ async fn run() -> Result<()> {
 
     println!(
         "\nPushing {} events while the sink runs …",
-        grouped(events::EVENTS as u64)
+        grouped(count as u64)
     );
-    let pushed = push_and_watch(&stack, &sink).await?;
+    let pushed = push_and_watch(&stack, &sink, events::first(count)?).await?;
     let orders = Ledger::of(&pushed, ORDERS)?;
     let clicks = Ledger::of(&pushed, CLICKS)?;
     let lake = stack.lake(SINK);
@@ -88,7 +86,7 @@ async fn run() -> Result<()> {
 
     println!("\nRead by DuckDB:\n");
     let counts = [(ORDERS, orders.len()), (CLICKS, clicks.len())];
-    report::with_duckdb(&lake, &counts, &events::partition_of_customer(CUSTOMER))?;
+    report::with_duckdb(&lake, &counts, most_loyal_customer(&pushed)?)?;
 
     println!("\nEvery pushed partition and offset against the lake:\n");
     let mut exact = true;
@@ -105,8 +103,8 @@ async fn run() -> Result<()> {
     let folder = lake.folder();
     println!("\nThe lake is in {}. Query it:\n", folder.display());
     println!(
-        "  .venv/bin/python -c \"import duckdb; print(duckdb.sql(\\\"\n    SELECT queue, hour, count(*) \
-         FROM read_json('{}/**/*.jsonl.zst', hive_partitioning = true) GROUP BY ALL\\\"))\"",
+        "  .venv/bin/python -c \"import duckdb; print(duckdb.sql('''SELECT queue, hour, count(*) FROM \
+         read_json('{}/**/*.jsonl.zst', hive_partitioning = true) GROUP BY ALL'''))\"",
         folder.display()
     );
     println!(
@@ -116,11 +114,33 @@ async fn run() -> Result<()> {
     Ok(())
 }
 
+/// The number after `--events`, else the demo's own.
+fn count_of_events() -> Result<usize> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.as_slice() {
+        [] => Ok(events::EVENTS),
+        [option, count] if option == "--events" => {
+            let count = count
+                .parse()
+                .ok()
+                .filter(|count| (1..=events::EVENTS).contains(count));
+            count.with_context(|| format!("--events takes 1 to {}", events::EVENTS))
+        }
+        _ => bail!("usage: queen-demo [--events N]"),
+    }
+}
+
+/// The partition with the most order events: its history is worth showing.
+fn most_loyal_customer(pushed: &[Pushed]) -> Result<&str> {
+    let orders = pushed.iter().filter(|one| one.event.queue == ORDERS);
+    let latest = orders.max_by_key(|one| (one.offset, &one.event.partition));
+    Ok(&latest.context("no order was pushed")?.event.partition)
+}
+
 /// Pushes every event and shows how the sink follows, until it has committed them all.
-async fn push_and_watch(stack: &Stack, sink: &Sink) -> Result<Vec<Pushed>> {
+async fn push_and_watch(stack: &Stack, sink: &Sink, events: Vec<Event>) -> Result<Vec<Pushed>> {
     let begin = Instant::now();
     let count = Arc::new(AtomicUsize::new(0));
-    let events = events::all()?;
     let mut pushing = tokio::spawn({
         let (client, count) = (stack.client().clone(), Arc::clone(&count));
         async move {

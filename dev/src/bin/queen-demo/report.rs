@@ -1,11 +1,10 @@
 //! What the lake holds, shown as a reader sees it.
 
 use std::env;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use queen_dev::Lake;
+use queen_dev::{Lake, python};
 
 use crate::progress::grouped;
 
@@ -17,7 +16,8 @@ const SHOWN_OBJECTS: usize = 8;
 
 /// Prints the tree of objects of `queues`.
 pub fn tree(lake: &Lake, queues: &[&str]) -> Result<()> {
-    println!("{}", lake.folder().display());
+    let (folder, here) = (lake.folder(), env::current_dir()?);
+    println!("{}", folder.strip_prefix(here).unwrap_or(&folder).display());
     for (number, queue) in queues.iter().enumerate() {
         let objects = lake.objects(queue)?;
         let (branch, stem) = if number + 1 == queues.len() {
@@ -75,12 +75,4 @@ pub fn with_duckdb(lake: &Lake, queues: &[(&str, usize)], partition: &str) -> Re
         bail!("DuckDB did not find in the lake what was pushed");
     }
     Ok(())
-}
-
-/// `PYTHON`, else the one that `scripts/setup` made.
-fn python() -> PathBuf {
-    match env::var_os("PYTHON").filter(|value| !value.is_empty()) {
-        Some(python) => PathBuf::from(python),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/bin/python"),
-    }
 }
