@@ -131,6 +131,7 @@ impl Running {
         let server = axum::serve(listener, http::router(Arc::clone(&broker)))
             .with_graceful_shutdown(async move { stop.cancelled().await });
         let server = tokio::spawn(server.into_future());
+        warn_of_doubtful(&broker.config);
         let sink = match (&broker.config.embedded, &broker.sink) {
             (Some(config), Some(state)) => Some(EmbeddedSink::start(
                 config.clone(),
@@ -223,6 +224,22 @@ impl axum::serve::Listener for LoopbackOnly {
 
     fn local_addr(&self) -> std::io::Result<SocketAddr> {
         self.0.local_addr()
+    }
+}
+
+/// What boots and will hardly be what was meant.
+fn warn_of_doubtful(config: &Config) {
+    let Some(authority) = &config.authority else {
+        return;
+    };
+    if authority.secret_is_short() {
+        tracing::warn!("JWT_SECRET is shorter than 32 bytes: tokens can be forged by guessing it");
+    }
+    if config.embedded.as_ref().is_some_and(|sink| !sink.has_token) {
+        tracing::warn!(
+            "JWT_ENABLED is true and QUEEN_TOKEN is unset: every call of the embedded sink is \
+             answered 401, and nothing is ever written"
+        );
     }
 }
 

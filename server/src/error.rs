@@ -6,6 +6,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tokio_postgres::error::SqlState;
 
+use crate::auth::Refusal;
+
 /// Why a request was not served. Becomes `{"error", "code"}` with a fitting status.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
@@ -17,6 +19,9 @@ pub enum ApiError {
         /// What is wrong, and where.
         message: Cow<'static, str>,
     },
+    /// There is no token, or it proves nothing: `401`. It allows too little: `403`.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
     /// Known to Queen's API, absent here: `501`.
     #[error("{0} is not in this release of the broker")]
     NotImplemented(Cow<'static, str>),
@@ -55,6 +60,8 @@ impl ApiError {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::BadRequest { .. } => StatusCode::BAD_REQUEST,
+            Self::Refused(Refusal::TooLow(_)) => StatusCode::FORBIDDEN,
+            Self::Refused(_) => StatusCode::UNAUTHORIZED,
             Self::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
             Self::NoRoute(_) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
@@ -66,6 +73,8 @@ impl ApiError {
     fn code(&self) -> &'static str {
         match self {
             Self::BadRequest { code, .. } => code,
+            Self::Refused(Refusal::TooLow(_)) => "forbidden",
+            Self::Refused(_) => "unauthorized",
             Self::NotImplemented(_) => "not_implemented",
             Self::NoRoute(_) => "route_unknown",
             Self::MethodNotAllowed(_) => "method_not_allowed",
@@ -91,6 +100,18 @@ impl IntoResponse for ApiError {
         let body = serde_json::json!({ "error": message, "code": self.code() }).to_string();
         let mut response =
             (status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
+        let challenge = match self {
+            Self::Refused(Refusal::Missing) => Some("Bearer"),
+            Self::Refused(Refusal::Invalid(_)) => Some("Bearer error=\"invalid_token\""),
+            Self::Refused(Refusal::TooLow(_)) => Some("Bearer error=\"insufficient_scope\""),
+            _ => None,
+        };
+        if let Some(challenge) = challenge {
+            response.headers_mut().insert(
+                header::WWW_AUTHENTICATE,
+                HeaderValue::from_static(challenge),
+            );
+        }
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response
                 .headers_mut()

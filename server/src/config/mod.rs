@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::auth::Authority;
 use crate::embedded::settings::EmbeddedConfig;
 use crate::limits::MIB;
 
@@ -77,6 +78,8 @@ pub struct Config {
     pub partition_cleanup_days: i32,
     /// Whether the tenant header is trusted.
     pub tenancy_header: bool,
+    /// Who signs the bearer tokens that requests need; without it they need none.
+    pub authority: Option<Authority>,
     /// The sink that the broker runs, if it runs one.
     pub embedded: Option<EmbeddedConfig>,
     /// Format of the log.
@@ -164,11 +167,7 @@ impl Config {
                 timeouts.as_millis()
             ));
         }
-        if reader.flag("JWT_ENABLED") {
-            reader
-                .problems
-                .push("JWT_ENABLED: true is not in this release; leave it unset".into());
-        }
+        let authority = Authority::read(&mut reader);
         let embedded = EmbeddedConfig::read(&mut reader);
         if reader.value("QUEEN_ENCRYPTION_KEY").is_some() {
             reader.problems.push(
@@ -190,6 +189,7 @@ impl Config {
             retention_interval,
             partition_cleanup_days,
             tenancy_header,
+            authority,
             embedded,
             log_format,
             log_filter,
@@ -238,7 +238,7 @@ mod tests {
         for part in [
             "PORT: \"x\"",
             "QUEEN_TENANCY_HEADER: \"yes\"",
-            "JWT_ENABLED: true is not",
+            "JWT_SECRET: unset",
         ] {
             assert!(errors.contains(part), "{errors}");
         }

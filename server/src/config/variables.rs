@@ -143,13 +143,49 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "JWT_ENABLED",
         "false",
-        "false",
-        "Bearer tokens. Not in this release: `true` is refused, so that nothing is open by mistake.",
+        "true or false",
+        "Whether requests need a bearer token. The variables below it are read only then.",
+    ),
+    variable(
+        "JWT_ALGORITHM",
+        "HS256",
+        "HS256, RS256 or ES256",
+        "What tokens are signed with; any other signature is refused.",
     ),
     secret(
         "JWT_SECRET",
         "any text",
-        "The key of bearer tokens. Not used in this release.",
+        "The key of HS256, 32 bytes or more.",
+    ),
+    variable(
+        "JWT_PUBLIC_KEY",
+        "",
+        "a public key as PEM text",
+        "The key of RS256 and ES256.",
+    ),
+    variable(
+        "JWT_AUDIENCE",
+        "",
+        "any text",
+        "The `aud` that tokens must carry.",
+    ),
+    variable(
+        "JWT_ISSUER",
+        "",
+        "any text",
+        "The `iss` that tokens must carry.",
+    ),
+    variable(
+        "JWT_CLOCK_SKEW_SECONDS",
+        "30",
+        "0 to 3600",
+        "How far the clocks of issuer and broker may differ for `exp` and `nbf`.",
+    ),
+    variable(
+        "JWT_ROLE_CLAIM",
+        "role",
+        "the name of a claim",
+        "Where tokens carry their role, or a list of roles: `read-only`, `read-write` or `admin`.",
     ),
     secret(
         "QUEEN_ENCRYPTION_KEY",

@@ -17,6 +17,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, delete, get, post};
 
+use crate::auth::{Need, need};
 use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::metrics::{RequestLabels, RouteLabels};
@@ -88,8 +89,25 @@ pub fn router(broker: Arc<Broker>) -> Router {
         .fallback(|method: Method, request: Request| async move {
             ApiError::NoRoute(format!("{method} {}", request.uri().path()))
         })
+        .layer(from_fn_with_state(Arc::clone(&broker), authorize))
         .layer(from_fn_with_state(Arc::clone(&broker), observe))
         .with_state(broker)
+}
+
+/// Turns away who may not call a route, before anything of the body is read.
+async fn authorize(
+    State(broker): Shared,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    if let Some(authority) = &broker.config.authority {
+        let route = request.extensions().get::<MatchedPath>();
+        match need(request.method(), route.map(MatchedPath::as_str)) {
+            Need::Nothing => {}
+            Need::Token(level) => authority.check(request.headers(), level)?,
+        }
+    }
+    Ok(next.run(request).await)
 }
 
 /// Counts and times a request.

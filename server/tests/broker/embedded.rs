@@ -340,3 +340,15 @@ async fn the_real_sink_reads_its_place_from_the_broker_and_ends_with_its_own_cod
         "{log}"
     );
 }
+
+#[tokio::test]
+async fn a_sink_without_a_token_for_a_broker_that_demands_one_is_warned_of() {
+    let variables = [
+        ("JWT_ENABLED", "true"),
+        ("JWT_SECRET", "0123456789abcdef0123456789abcdef"),
+    ];
+    let embedding = Embedding::start("echo up > up; exec sleep 600", &variables).await;
+    embedding.written("up").await;
+    let log = embedding.read("broker.log");
+    assert!(log.contains("WARN") && log.contains("QUEEN_TOKEN"), "{log}");
+}

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod auth;
 mod boot;
 mod changed;
 mod configure;
