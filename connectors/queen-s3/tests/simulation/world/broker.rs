@@ -1,0 +1,283 @@
+//! The broker's HTTP API, as a process meets it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use queen_protocol::kv::KvOperation;
+use queen_s3::broker::{
+    Broker, BrokerError, BrokerErrorKind, Changed, ChangedRequest, EntryError, FetchAnswer,
+    FetchRequest, KvAnswer, ListedPartition,
+};
+use queen_s3::record::decode_fetch;
+use queen_s3::time::Micros;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::World;
+use super::bodies::{FetchLimits, fetch_body};
+use super::checker::Batch;
+use super::network::{Failure, Link};
+
+#[async_trait]
+impl Broker for Link {
+    async fn fetch(&self, request: &FetchRequest) -> Result<FetchAnswer, BrokerError> {
+        let mut asked: Vec<&str> = request.entries.iter().map(|entry| &*entry.partition).collect();
+        asked.sort_unstable();
+        asked.dedup();
+        if asked.len() != request.entries.len() || asked.is_empty() || asked.len() > 1_024 {
+            self.world.judge(Err(format!("a fetch asks for {:?}", request.entries)));
+        }
+        let what = format!("fetch {} of {} +{}", brief(request), request.queue, request.max_wait_ms);
+        let request_there = Arc::new(request.clone());
+        let body = self
+            .call(&what, false, Arc::new(move |world| {
+                let request = Arc::clone(&request_there);
+                Box::pin(async move { answer_fetch(&world, &request).await })
+            }))
+            .await
+            .map_err(|failure| error("POST /api/v1/fetch", failure))?;
+        let cut = self.world.with(|state| {
+            let cut = !state.calm && state.dice.chance(self.world.scenario.error_rate / 4.0);
+            cut.then(|| usize::try_from(state.dice.between(0, body.len() as i64 - 1)).unwrap_or(0))
+        });
+        // A body cut at a place where it still reads as JSON does not exist: the last byte closes it.
+        let body = Bytes::from(body.into_bytes());
+        let body = cut.map_or(body.clone(), |cut| body.slice(..cut));
+        decode_fetch(request, body, &self.budget).map_err(|source| BrokerError {
+            operation: "POST /api/v1/fetch",
+            url: URL.to_owned(),
+            kind: BrokerErrorKind::Decode(source),
+        })
+    }
+
+    async fn changed(&self, request: Option<&ChangedRequest>) -> Result<Changed, BrokerError> {
+        let what = match request {
+            Some(request) => format!(
+                "changed {} since {:?} after {:?}",
+                request.queue,
+                request.since.map(|since| since.0),
+                request.after
+            ),
+            None => "changed".to_owned(),
+        };
+        let request = request.cloned();
+        let answer = self
+            .call(&what, false, Arc::new(move |world| {
+                let request = request.clone();
+                Box::pin(async move { answer_changed(&world, request.as_ref()).await })
+            }))
+            .await;
+        if let Ok(answer) = &answer {
+            self.world.note(format_args!(
+                "  safe {} {:?}",
+                answer.safe_time.0,
+                answer
+                    .partitions
+                    .iter()
+                    .map(|found| format!("{}:{}..{}", found.name, found.log_start, found.last_offset))
+                    .collect::<Vec<_>>()
+            ));
+        }
+        answer.map_err(|failure| error("POST /api/v1/partitions/changed", failure))
+    }
+
+    async fn kv(&self, operations: &[KvOperation]) -> Result<KvAnswer, BrokerError> {
+        let sent = self.world.elapsed();
+        let what = kv_brief(operations);
+        let operations: Arc<[KvOperation]> = operations.into();
+        let process = Arc::clone(&self.process);
+        let answer = self
+            .call(&what, false, Arc::new(move |world| {
+                let operations = Arc::clone(&operations);
+                let process = Arc::clone(&process);
+                Box::pin(async move {
+                    let now = world.broker_now();
+                    let who = &process.name;
+                    let (answer, verdict) = world.with(|state| {
+                        let answer = state.store.batch(&operations, now);
+                        let applied = matches!(answer, Ok(KvAnswer::Done(_)));
+                        let verdict = if let (true, Ok(KvAnswer::Done(results))) = (applied, &answer) {
+                            let batch = Batch { operations: &operations, results, who };
+                            state.checker.store_written(&batch, &mut state.log, &state.objects)
+                        } else {
+                            Ok(Vec::new())
+                        };
+                        (answer, verdict)
+                    });
+                    match verdict {
+                        Ok(leases) => {
+                            for queue in leases {
+                                process.lease_applied(&queue, sent);
+                            }
+                        }
+                        Err(broken) => world.judge(Err(broken)),
+                    }
+                    answer
+                })
+            }))
+            .await
+            .map_err(|failure| error("POST /api/v1/kv", failure))?;
+        self.world.note(format_args!("  {}", kv_answer_brief(&answer)));
+        answer.map_err(|refused| {
+            self.world.judge(Err(format!("the key/value API refuses a batch: {refused}")));
+            error("POST /api/v1/kv", Failure::Status(400, None))
+        })
+    }
+
+    async fn queues(&self) -> Result<Vec<String>, BrokerError> {
+        self.call("queues", false, Arc::new(|world: Arc<World>| {
+            Box::pin(async move { world.with(|state| state.log.queues.keys().cloned().collect()) })
+        }))
+        .await
+        .map_err(|failure| error("GET /api/v1/resources/queues", failure))
+    }
+}
+
+const URL: &str = "http://broker:6632";
+
+fn error(operation: &'static str, failure: Failure) -> BrokerError {
+    let kind = match failure {
+        Failure::Transport(text) => BrokerErrorKind::Transport(text.to_owned()),
+        Failure::Status(code, retry_after) => {
+            BrokerErrorKind::Status { code, excerpt: "simulated".to_owned(), retry_after }
+        }
+        Failure::Checksum => BrokerErrorKind::Malformed("simulated".to_owned()),
+    };
+    BrokerError { operation, url: URL.to_owned(), kind }
+}
+
+async fn answer_fetch(world: &World, request: &FetchRequest) -> String {
+    let wait = Duration::from_millis(u64::from(request.max_wait_ms.min(30_000)));
+    let until = Instant::now() + wait;
+    loop {
+        let written = world.written.notified();
+        let (body, settled) = world.with(|state| {
+            let limits = FetchLimits {
+                entry_records: world.scenario.fetch_records,
+                call_records: world.scenario.call_records,
+                extra: state.dice.chance(0.3),
+            };
+            fetch_body(&state.log, request, limits)
+        });
+        if settled || Instant::now() >= until {
+            return body;
+        }
+        // Running out of time answers what is there.
+        let _ = timeout(until - Instant::now(), written).await;
+    }
+}
+
+async fn answer_changed(world: &World, request: Option<&ChangedRequest>) -> Changed {
+    let now = world.broker_now();
+    let (safe, degraded, gap) = world.with(|state| {
+        let (safe, degraded) = state.log.safe_time(now);
+        let slow = !state.calm && state.dice.chance(0.05);
+        (safe, degraded, if slow { state.dice.millis(0, 3_000) } else { state.dice.millis(0, 3) })
+    });
+    sleep(gap).await;
+    let mut answer = Changed {
+        safe_time: Micros(safe),
+        degraded,
+        partitions: Vec::new(),
+        next: None,
+        error: None,
+    };
+    let Some(request) = request else { return answer };
+    let limit = (request.limit as usize).clamp(1, 1_000).min(world.scenario.page);
+    world.with(|state| {
+        let queue = &*request.queue;
+        if !state.log.queues.contains_key(queue) {
+            answer.error = Some(EntryError::UnknownQueue);
+            return;
+        }
+        let Some((after, listed)) = page(state, request, limit) else {
+            answer.error = Some(EntryError::BadCursor);
+            return;
+        };
+        answer.next = after;
+        answer.partitions = listed;
+        if !world.scenario.ids {
+            answer.partitions.iter_mut().for_each(|line| line.id = None);
+        }
+    });
+    answer
+}
+
+/// A page and the cursor of the next one; `None` for a cursor that is none of this mode.
+fn page(
+    state: &super::State,
+    request: &ChangedRequest,
+    limit: usize,
+) -> Option<(Option<String>, Vec<ListedPartition>)> {
+    let queue = &*request.queue;
+    let (listed, next) = if let Some(since) = request.since {
+        let after = match request.after.as_deref() {
+            Some(cursor) => {
+                let (at, name) = cursor.strip_prefix("w|")?.split_once('|')?;
+                Some((at.parse().ok()?, name))
+            }
+            None => None,
+        };
+        let (listed, last) = state.log.list_since(queue, since.0, after, limit);
+        (listed, last.map(|(at, name)| format!("w|{at}|{name}")))
+    } else {
+        let after = match request.after.as_deref() {
+            Some(cursor) => Some(cursor.strip_prefix("n|")?),
+            None => None,
+        };
+        let listed = state.log.list_all(queue, after, limit);
+        let last = listed.last().map(|line| format!("n|{}", line.name));
+        (listed, last)
+    };
+    let next = next.filter(|_| listed.len() == limit);
+    let lines = listed.into_iter().map(|line| ListedPartition {
+        name: line.name,
+        id: Some(line.id),
+        last_offset: line.last_offset,
+        log_start: line.log_start,
+    });
+    Some((next, lines.collect()))
+}
+
+fn brief(request: &FetchRequest) -> String {
+    let entries: Vec<String> = request
+        .entries
+        .iter()
+        .map(|entry| format!("{}@{}", entry.partition, entry.offset))
+        .collect();
+    entries.join(" ")
+}
+
+fn kv_brief(operations: &[KvOperation]) -> String {
+    let mut text = String::from("kv");
+    for operation in operations {
+        text.push_str(&format!(
+            " {} {}",
+            operation.op.as_str(),
+            operation.key.as_deref().or(operation.prefix.as_deref()).unwrap_or("many")
+        ));
+        if let Some(expect) = operation.expect {
+            text.push_str(&format!("@{expect}"));
+        }
+        if let Some(value) = &operation.value {
+            for field in ["k", "tStart", "tEnd"] {
+                if let Some(value) = value.get(field) {
+                    text.push_str(&format!(" {field}={value}"));
+                }
+            }
+        }
+    }
+    text
+}
+
+fn kv_answer_brief(answer: &Result<KvAnswer, String>) -> String {
+    match answer {
+        Ok(KvAnswer::Done(results)) => results
+            .iter()
+            .map(|result| format!("{:?}@{:?}", result.applied.or(result.found), result.version))
+            .collect::<Vec<_>>()
+            .join(" "),
+        other => format!("{other:?}"),
+    }
+}

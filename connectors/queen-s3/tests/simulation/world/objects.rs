@@ -1,0 +1,106 @@
+//! The objects of the bucket. They become visible whole, at the end of a PUT or a complete.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use md5::{Digest, Md5};
+
+/// A visible object.
+#[derive(Clone, Debug)]
+pub struct Object {
+    /// Content.
+    pub bytes: Bytes,
+    /// ETag, without quotes.
+    pub etag: String,
+}
+
+#[derive(Debug, Default)]
+struct Upload {
+    key: String,
+    parts: BTreeMap<u16, Bytes>,
+}
+
+/// The bucket.
+#[derive(Debug, Default)]
+pub struct Objects {
+    /// Visible objects by key.
+    pub visible: BTreeMap<String, Object>,
+    uploads: BTreeMap<String, Upload>,
+    next_upload: u64,
+}
+
+/// MD5 of `bytes`.
+pub fn md5_of(bytes: &[u8]) -> [u8; 16] {
+    Md5::digest(bytes).into()
+}
+
+/// Lower-case hex digits of `bytes`.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Objects {
+    /// Makes an object visible.
+    pub fn put(&mut self, key: &str, bytes: Bytes) {
+        let etag = hex(&md5_of(&bytes));
+        self.visible.insert(key.to_owned(), Object { bytes, etag });
+    }
+
+    /// Starts an upload.
+    pub fn create(&mut self, key: &str) -> String {
+        self.next_upload += 1;
+        let id = format!("upload-{}", self.next_upload);
+        self.uploads.insert(id.clone(), Upload { key: key.to_owned(), parts: BTreeMap::new() });
+        id
+    }
+
+    /// Stores a part; `None` when the upload is not there.
+    pub fn part(&mut self, key: &str, id: &str, number: u16, part: Bytes) -> Option<String> {
+        let upload = self.uploads.get_mut(id).filter(|upload| upload.key == key)?;
+        let etag = format!("\"{}\"", hex(&md5_of(&part)));
+        upload.parts.insert(number, part);
+        Some(etag)
+    }
+
+    /// What completing an upload of `etags` makes visible: content and ETag. `None` when the upload is not
+    /// there or the parts are others.
+    pub fn complete(&mut self, key: &str, id: &str, etags: &[String]) -> Option<Object> {
+        let upload = self.uploads.get(id).filter(|upload| upload.key == key)?;
+        let mut content = Vec::new();
+        let mut digests = Vec::new();
+        for (number, etag) in (1u16..).zip(etags) {
+            let part = upload.parts.get(&number)?;
+            let digest = md5_of(part);
+            if etag.trim_matches('"') != hex(&digest) {
+                return None;
+            }
+            content.extend_from_slice(part);
+            digests.extend_from_slice(&digest);
+        }
+        self.uploads.remove(id);
+        let etag = format!("{}-{}", hex(&md5_of(&digests)), etags.len());
+        Some(Object { bytes: content.into(), etag })
+    }
+
+    /// Gives an upload up.
+    pub fn abort(&mut self, id: &str) {
+        self.uploads.remove(id);
+    }
+
+    /// Keys that start with `prefix`, after `after`, at most `limit`, and whether there are more.
+    pub fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> (Vec<String>, bool) {
+        let from = after.unwrap_or(prefix).to_owned();
+        let mut keys: Vec<String> = self
+            .visible
+            .range(from..)
+            .map(|(key, _)| key)
+            .filter(|key| after.is_none_or(|after| key.as_str() > after))
+            .take_while(|key| key.starts_with(prefix))
+            .take(limit + 1)
+            .cloned()
+            .collect();
+        let more = keys.len() > limit;
+        keys.truncate(limit);
+        (keys, more)
+    }
+}

@@ -1,0 +1,184 @@
+//! One run: a time of faults, then a calm in which everything must come right.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::scenario::Scenario;
+use super::{World, process, writers};
+
+/// Lag allowed once all is well: the longest window (30 s), the broker's guard and the sink's
+/// (5 s each), and a while to read, write and commit.
+const LAG_MICROS: i64 = 60_000_000;
+/// Virtual time in which that lag must be reached after the faults: the longest pauses of the
+/// sink's retries and of its look for an absent queue (60 s each), leases left behind, and the
+/// backlog.
+const RECOVERY: Duration = Duration::from_secs(420);
+/// How often progress is looked at.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// A run in which everything held.
+#[derive(Debug)]
+pub struct Report {
+    /// Digest of everything that happened.
+    pub digest: u64,
+    /// Calls that the processes made.
+    pub calls: u64,
+    /// Windows committed.
+    pub windows: u64,
+    /// Pointer moves without a window.
+    pub idle_moves: u64,
+    /// Records in the lakes.
+    pub records: u64,
+    /// Records deleted before they were read.
+    pub lost: u64,
+    /// Such records that no manifest names.
+    pub unannounced: u64,
+    /// Virtual time.
+    pub elapsed: Duration,
+}
+
+/// A run in which something did not hold.
+#[derive(Debug)]
+pub struct Broken {
+    /// The run's seed.
+    pub seed: u64,
+    why: String,
+    at: Duration,
+    scenario: Scenario,
+    trace: String,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}\n{:#?}\nseed {} broke after {:.3} virtual seconds: {}\nreplay it: \
+             QUEEN_SIM_SEED={} cargo test --test simulation whatever_happens\n",
+            self.trace,
+            self.scenario,
+            self.seed,
+            self.at.as_secs_f64(),
+            self.why,
+            self.seed
+        )
+    }
+}
+
+/// Runs the history of `seed`.
+pub fn run(seed: u64) -> Result<Report, Box<Broken>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime without I/O needs nothing of the machine");
+    runtime.block_on(history(seed))
+}
+
+async fn history(seed: u64) -> Result<Report, Box<Broken>> {
+    let world = Arc::new(World::new(seed));
+    let mut tasks = JoinSet::new();
+    tasks.spawn(writers::create_queues(Arc::clone(&world)));
+    tasks.spawn(writers::delete(Arc::clone(&world)));
+    tasks.spawn(writers::disturb(Arc::clone(&world)));
+    for slot in 0..world.scenario.instances {
+        tasks.spawn(process::supervise(Arc::clone(&world), slot));
+    }
+    let pushes = tokio::spawn(writers::push(Arc::clone(&world)));
+    let why = {
+        let stages = stages(&world, &pushes);
+        tokio::pin!(stages);
+        loop {
+            tokio::select! {
+                biased;
+                () = world.broken.notified() => break None,
+                Some(ended) = tasks.join_next() => if let Err(panic) = ended {
+                    break Some(format!("a task panicked: {panic}"));
+                },
+                why = &mut stages => break why.err(),
+            }
+        }
+    };
+    let failure = world.with(|state| state.failure.take()).or(why);
+    let at = world.elapsed();
+    tasks.abort_all();
+    match failure {
+        Some(why) => Err(Box::new(Broken {
+            seed,
+            why,
+            at,
+            scenario: world.scenario.clone(),
+            trace: world.with(|state| state.trace.tail()),
+        })),
+        None => Ok(report(&world)),
+    }
+}
+
+async fn stages(world: &Arc<World>, pushes: &tokio::task::JoinHandle<()>) -> Result<(), String> {
+    sleep(world.scenario.chaos).await;
+    world.note(format_args!("faults end"));
+    world.with(|state| state.calm = true);
+    world.calm.send_replace(true);
+    reached(world, "its lag is not small again", || {
+        let now = world.broker_now();
+        move |committed| committed >= now - LAG_MICROS
+    })
+    .await?;
+    pushes.abort();
+    world.note(format_args!("pushes end"));
+    reached(world, "the log's end is not reached", || {
+        let (end, open) = world.with(|state| (state.log.end(), state.log.open()));
+        move |committed| !open && committed > end
+    })
+    .await?;
+    world.with(|state| state.checker.complete(&state.log))
+}
+
+/// Waits until every queue's pointer satisfies what `wanted` makes of each moment.
+async fn reached<W: Fn(i64) -> bool>(
+    world: &World,
+    otherwise: &str,
+    wanted: impl Fn() -> W,
+) -> Result<(), String> {
+    let behind = world.with(|state| state.clock_step.unsigned_abs());
+    let patience = RECOVERY + Duration::from_micros(behind);
+    let until = world.elapsed() + patience;
+    loop {
+        let there = wanted();
+        let waiting = world.with(|state| {
+            let mut queues = world.scenario.queues.iter();
+            queues.find(|queue| !state.checker.committed(queue).is_some_and(&there)).cloned()
+        });
+        let Some(queue) = waiting else { return Ok(()) };
+        if world.elapsed() > until {
+            let committed = world.with(|state| state.checker.committed(&queue));
+            return Err(format!(
+                "{queue}: {otherwise} after {patience:?} without faults; committed {committed:?}, now {}",
+                world.broker_now()
+            ));
+        }
+        sleep(LOOK).await;
+    }
+}
+
+fn report(world: &World) -> Report {
+    world.with(|state| {
+        let truths = || state.log.queues.values().flat_map(|queue| queue.truth.values());
+        let count = |of: fn(&super::log::Truth) -> bool| {
+            truths().filter(|truth| of(truth)).count() as u64
+        };
+        Report {
+            digest: state.trace.digest(),
+            calls: state.calls,
+            windows: state.checker.windows,
+            idle_moves: state.checker.idle_moves,
+            records: count(|truth| truth.placed.is_some()),
+            lost: count(|truth| truth.deleted && truth.placed.is_none()),
+            unannounced: state.checker.unannounced(),
+            elapsed: world.elapsed(),
+        }
+    })
+}

@@ -1,0 +1,180 @@
+//! What a run is like: how much of everything can go wrong, drawn once from its seed.
+
+use std::time::Duration;
+
+use queen_s3::lake::{Align, Compression, Format, Layout};
+
+use super::dice::Dice;
+
+/// The nature of one run.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// The broker's clock at the start, µs since the epoch.
+    pub epoch: i64,
+    /// How long faults go on.
+    pub chaos: Duration,
+    /// Names of the queues.
+    pub queues: Vec<String>,
+    /// Whether each queue is created only after the sinks have started.
+    pub queues_appear_late: bool,
+    /// Partitions that a push may go to, per queue.
+    pub partitions: i64,
+    /// Longest pause between two pushes, ms.
+    pub push_pause_ms: i64,
+    /// Most records of one push to one partition.
+    pub push_records: i64,
+    /// Probability that a transaction stays open for long.
+    pub long_transaction: f64,
+    /// Probability that a transaction's session is hidden from the broker's role.
+    pub masked: f64,
+    /// Whether listings carry the id of a partition's life.
+    pub ids: bool,
+    /// Age at which segments are deleted.
+    pub retention: Option<Duration>,
+    /// Whether partitions are deleted, and made again under their name.
+    pub partition_deletes: bool,
+    /// Whether the broker's clock steps back.
+    pub clock_steps_back: bool,
+    /// How far `lastWriteAt` may stay behind a segment's `ts`, µs.
+    pub write_at_lag: i64,
+    /// Most partitions on a discovery page.
+    pub page: usize,
+    /// Most records of one entry of a fetch.
+    pub fetch_records: usize,
+    /// Most records of one fetch call.
+    pub call_records: usize,
+    /// Sink processes.
+    pub instances: usize,
+    /// Probability that a call fails.
+    pub error_rate: f64,
+    /// Probability that a call takes long.
+    pub slow_rate: f64,
+    /// Longest time that a slow call takes, ms.
+    pub slow_ms: i64,
+    /// Probability that a call crashes its process.
+    pub crash_rate: f64,
+    /// Longest time between two troubles of a process (crash, pause, stop), if there are any.
+    pub trouble: Option<Duration>,
+    /// Longest pause of a process.
+    pub pause: Duration,
+    /// Whether a process that starts again has another instance name.
+    pub renames: bool,
+    /// TTL of leases, seconds.
+    pub lease_ttl_s: i64,
+    /// Bytes of the sinks' buffer budget.
+    pub memory: usize,
+    /// Where a queue starts.
+    pub earliest: bool,
+}
+
+/// How one process is configured; drawn anew for each start.
+#[derive(Clone, Debug)]
+pub struct Configuration {
+    /// Format of new windows.
+    pub format: Format,
+    /// Their compression.
+    pub compression: Compression,
+    /// Their layout.
+    pub layout: Layout,
+    /// Their alignment.
+    pub align: Align,
+    /// Size target, bytes.
+    pub target: u64,
+    /// Age limit of a window.
+    pub max_window: Duration,
+    /// `QUEEN_S3_SAFE_GUARD_MS`.
+    pub guard: Duration,
+    /// Windows between checkpoints.
+    pub checkpoint_every: u64,
+    /// Fetch calls in flight.
+    pub fetch_concurrency: usize,
+    /// Pause between discovery passes.
+    pub discovery_interval: Duration,
+    /// Largest object that goes up in one request.
+    pub multipart_threshold: u64,
+}
+
+/// 2026-03-01T00:00:00Z, µs: runs start shortly before an hour or this day ends.
+const DAY: i64 = 1_772_323_200_000_000;
+const MINUTE: i64 = 60_000_000;
+
+impl Scenario {
+    /// Draws a scenario.
+    pub fn draw(dice: &mut Dice) -> Self {
+        let hour = dice.pick(&[60, 660, 1_440]);
+        let epoch = DAY + hour * MINUTE - dice.between(MINUTE / 2, 6 * MINUTE);
+        let calm_network = dice.chance(0.25);
+        let deletes = dice.chance(0.4);
+        let retention =
+            (deletes && dice.chance(0.7)).then(|| dice.millis(20_000, 120_000));
+        let partition_deletes = deletes && dice.chance(0.6);
+        let lease_ttl_s = dice.pick(&[1, 2, 5, 10, 30]);
+        let trouble = dice.chance(0.75).then(|| dice.millis(10_000, 90_000));
+        // A write that ends later than the lease that began it is only harmless while nothing
+        // has been deleted meanwhile: the lake's documented limit.
+        let slow_ms = if deletes { lease_ttl_s * 900 } else { 60_000 };
+        let pause = if deletes {
+            Duration::from_millis(u64::try_from(lease_ttl_s * 900).unwrap_or_default())
+        } else {
+            Duration::from_secs(120)
+        };
+        let queues = if dice.chance(0.3) { vec!["orders", "a/b c~é"] } else { vec!["orders"] };
+        let few = dice.chance(0.5);
+        Self {
+            epoch,
+            chaos: dice.millis(90_000, 360_000),
+            queues: queues.into_iter().map(str::to_owned).collect(),
+            queues_appear_late: dice.chance(0.15),
+            partitions: if few { dice.between(1, 4) } else { dice.between(5, 40) },
+            push_pause_ms: dice.pick(&[100, 400, 2_000, 10_000]),
+            push_records: dice.pick(&[1, 5, 30]),
+            long_transaction: dice.pick(&[0.0, 0.01, 0.1]),
+            masked: dice.pick(&[0.0, 0.0, 0.02, 0.3]),
+            ids: dice.chance(0.7),
+            retention,
+            partition_deletes,
+            clock_steps_back: dice.chance(0.2),
+            write_at_lag: dice.between(1_000_000, 1_900_000),
+            page: if dice.chance(0.5) { 1_000 } else { usize::try_from(dice.between(1, 7)).unwrap_or(1) },
+            fetch_records: usize::try_from(dice.pick(&[1, 3, 20, 10_000])).unwrap_or(1),
+            call_records: usize::try_from(dice.pick(&[2, 10, 100, 100_000, 100_000])).unwrap_or(1),
+            instances: usize::try_from(dice.pick(&[1, 1, 2, 3])).unwrap_or(1),
+            error_rate: if calm_network { 0.0 } else { dice.pick(&[0.005, 0.03, 0.15]) },
+            slow_rate: if calm_network { 0.0 } else { dice.pick(&[0.0, 0.01, 0.05]) },
+            slow_ms,
+            crash_rate: if trouble.is_some() { dice.pick(&[0.0, 0.001, 0.01]) } else { 0.0 },
+            trouble,
+            pause,
+            renames: dice.chance(0.3),
+            lease_ttl_s,
+            memory: usize::try_from(dice.pick(&[20_000, 200_000, 64 << 20, 64 << 20])).unwrap_or(1),
+            earliest: dice.chance(0.5),
+        }
+    }
+
+    /// Whether anything is ever deleted.
+    pub fn deletes(&self) -> bool {
+        self.retention.is_some() || self.partition_deletes
+    }
+}
+
+impl Configuration {
+    /// Draws a configuration.
+    pub fn draw(dice: &mut Dice) -> Self {
+        let longest = dice.pick(&[2_000, 10_000, 30_000]);
+        let max_window = dice.millis(500, longest);
+        Self {
+            format: Format::Jsonl,
+            compression: dice.pick(&[Compression::Zstd, Compression::Gzip, Compression::None]),
+            layout: Layout::Merged,
+            align: dice.pick(Align::ALL),
+            target: u64::try_from(dice.pick(&[2_000, 20_000, 1 << 20])).unwrap_or(1),
+            max_window,
+            guard: Duration::from_millis(u64::try_from(dice.pick(&[0, 0, 200, 5_000])).unwrap_or(0)),
+            checkpoint_every: u64::try_from(dice.pick(&[1, 3, 20])).unwrap_or(1),
+            fetch_concurrency: usize::try_from(dice.between(1, 4)).unwrap_or(1),
+            discovery_interval: dice.millis(100, 2_000),
+            multipart_threshold: u64::try_from(dice.pick(&[500, 64 << 20, 64 << 20])).unwrap_or(1),
+        }
+    }
+}
