@@ -89,11 +89,6 @@ impl Checker {
         Some(self.lakes.get(queue)?.pointer.as_ref()?.t_end)
     }
 
-    /// Where the lake of `queue` begins.
-    pub fn start(&self, queue: &str) -> Option<i64> {
-        self.lakes.get(queue)?.start
-    }
-
     /// Deleted records that no manifest names, in all lakes.
     pub fn unannounced(&self) -> u64 {
         self.lakes.values().map(|lake| lake.unannounced).sum()

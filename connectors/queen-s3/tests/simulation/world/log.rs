@@ -112,8 +112,7 @@ pub struct Log {
     next_transaction: u64,
     /// Whether a session that writes nothing is hidden from the broker.
     pub hidden_session: bool,
-    /// How far `lastWriteAt` may stay behind, µs.
-    pub write_at_lag: i64,
+    write_at_lag: i64,
 }
 
 /// A line of a listing.
@@ -130,6 +129,11 @@ pub struct Listed {
 }
 
 impl Log {
+    /// An empty log whose `lastWriteAt` stays up to `write_at_lag` µs behind.
+    pub fn new(write_at_lag: i64) -> Self {
+        Self { write_at_lag, ..Self::default() }
+    }
+
     /// Starts a transaction.
     pub fn begin(&mut self, now: i64, masked: bool) -> u64 {
         self.next_transaction += 1;
@@ -373,7 +377,7 @@ mod tests {
     const NOW: i64 = 1_772_323_200_000_000;
 
     fn log() -> (Log, Name) {
-        let mut log = Log { write_at_lag: SECOND, ..Log::default() };
+        let mut log = Log::new(SECOND);
         log.queues.insert("q".to_owned(), Queue::default());
         (log, Name::from("p"))
     }

@@ -84,7 +84,7 @@ impl World {
     pub fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         let scenario = Scenario::draw(&mut dice);
-        let log = Log { write_at_lag: scenario.write_at_lag, ..Log::default() };
+        let log = Log::new(scenario.write_at_lag);
         let state = State {
             dice,
             log,

@@ -152,10 +152,6 @@ impl Scenario {
         }
     }
 
-    /// Whether anything is ever deleted.
-    pub fn deletes(&self) -> bool {
-        self.retention.is_some() || self.partition_deletes
-    }
 }
 
 impl Configuration {
