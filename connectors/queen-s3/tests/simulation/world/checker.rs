@@ -363,7 +363,8 @@ impl Lake {
         let none = BTreeSet::new();
         let keys = self.windows.get(&k).filter(|_| window).unwrap_or(&none);
         for (key, truth) in found.truth.range((from, "".into(), i64::MIN)..(to, "".into(), i64::MIN)) {
-            if truth.placed.as_ref().is_some_and(|object| keys.contains(object)) || truth.announced {
+            let here = truth.placed.as_ref().is_some_and(|object| keys.contains(object));
+            if here || (truth.placed.is_none() && truth.announced) {
                 continue;
             }
             if truth.placed.is_none() && truth.deleted {
@@ -563,21 +564,23 @@ impl Lake {
     }
 }
 
-/// Marks what a manifest calls lost; every offset of it must have been deleted unread.
+/// Marks what a manifest calls lost; every offset of it must have been deleted. One that is in an
+/// earlier window may be named as well: after a restart a sink cannot tell which of the deleted
+/// offsets it had read.
 fn announce(range: &OffsetRange, key: &str, queue: &str, log: &mut Log) -> Verdict {
     let Some(found) = log.queues.get_mut(queue) else { return Ok(()) };
     for offset in range.from..=range.to {
         let name: queen_s3::broker::Name = range.partition.as_str().into();
         let lives = found.lives.get(&(name.clone(), offset)).cloned().unwrap_or_default();
-        let lost = lives.iter().find(|ts| {
-            found.truth.get(&(**ts, name.clone(), offset)).is_some_and(|truth| {
-                truth.deleted && truth.placed.is_none() && !truth.announced
-            })
-        });
-        let Some(ts) = lost else {
+        let mut deleted = lives
+            .iter()
+            .filter_map(|ts| Some((*ts, found.truth.get(&(*ts, name.clone(), offset))?)))
+            .filter(|(_, truth)| truth.deleted && !truth.announced);
+        let unread = deleted.clone().find(|(_, truth)| truth.placed.is_none());
+        let Some((ts, _)) = unread.or_else(|| deleted.next()) else {
             return Err(format!("manifest {key} calls {offset} of {range:?} lost, and it is not"));
         };
-        if let Some(truth) = found.truth.get_mut(&(*ts, name, offset)) {
+        if let Some(truth) = found.truth.get_mut(&(ts, name, offset)) {
             truth.announced = true;
         }
     }

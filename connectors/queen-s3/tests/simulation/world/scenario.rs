@@ -107,7 +107,9 @@ impl Scenario {
         let deletes = dice.chance(0.4);
         let retention =
             (deletes && dice.chance(0.7)).then(|| dice.millis(20_000, 120_000));
-        let partition_deletes = deletes && dice.chance(0.6);
+        let ids = dice.chance(0.7);
+        // A broker that sends no ids cannot show a new life that has outgrown the former one.
+        let partition_deletes = deletes && ids && dice.chance(0.6);
         let lease_ttl_s = dice.pick(&[1, 2, 5, 10, 30]);
         let trouble = dice.chance(0.75).then(|| dice.millis(10_000, 90_000));
         // A write that ends later than the lease that began it is only harmless while nothing
@@ -130,7 +132,7 @@ impl Scenario {
             push_records: dice.pick(&[1, 5, 30]),
             long_transaction: dice.pick(&[0.0, 0.01, 0.1]),
             masked: dice.pick(&[0.0, 0.0, 0.02, 0.3]),
-            ids: dice.chance(0.7),
+            ids,
             retention,
             partition_deletes,
             clock_steps_back: dice.chance(0.2),

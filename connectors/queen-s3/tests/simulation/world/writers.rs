@@ -19,7 +19,11 @@ const LONG_MS: i64 = 90_000;
 pub async fn push(world: Arc<World>) {
     let mut number = 0;
     loop {
-        let pause = world.with(|state| state.dice.millis(1, world.scenario.push_pause_ms));
+        // A backlog of the time of faults must be worked off, however slow a sink is configured.
+        let pause = world.with(|state| {
+            let longest = world.scenario.push_pause_ms * if state.calm { 10 } else { 1 };
+            state.dice.millis(1, longest)
+        });
         sleep(pause).await;
         number += 1;
         tokio::spawn(transaction(Arc::clone(&world), number));
