@@ -130,11 +130,12 @@ impl Engine {
 
     fn seek_within(&mut self, id: PartitionId, from: i64, end: i64) {
         let seek = Seek::new(from, end);
-        match seek.settled() {
-            Some(position) => self.partition_mut(id).position = position,
-            None => {
-                self.seeks.insert(id, seek);
-            }
+        let settled = seek.settled();
+        // The checkpoint's position may lie past the log's end; while the search goes on nothing
+        // counts as read.
+        self.partition_mut(id).position = settled.unwrap_or(from);
+        if settled.is_none() {
+            self.seeks.insert(id, seek);
         }
     }
 }

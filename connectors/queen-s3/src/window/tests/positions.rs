@@ -102,6 +102,16 @@ fn a_restored_position_below_the_log_start_means_a_loss_unless_what_follows_is_c
 }
 
 #[test]
+fn a_long_new_life_below_a_restored_position_holds_the_window_until_it_is_read() {
+    let mut engine = engine(1_000);
+    engine.restore(vec![position("a", 5_000, Some(1))]);
+    pass(&mut engine, 1_010, &[listed("a", 0, 1_000, Some(2))]);
+    pass(&mut engine, 1_010 + 2 * AGE, &[]);
+    assert!(engine.close(Press::None).is_none());
+    assert!(engine.wants_probes());
+}
+
+#[test]
 fn partitions_that_did_not_move_keep_their_restored_positions_without_a_request() {
     let mut engine = engine(1_000);
     engine.restore(vec![position("a", 10, None), position("b", 20, None)]);

@@ -565,8 +565,8 @@ impl Lake {
 }
 
 /// Marks what a manifest calls lost; every offset of it must have been deleted. One that is in an
-/// earlier window may be named as well: after a restart a sink cannot tell which of the deleted
-/// offsets it had read.
+/// earlier window, or was named before, may be named again: after a restart a sink cannot tell
+/// which of the deleted offsets it had dealt with.
 fn announce(range: &OffsetRange, key: &str, queue: &str, log: &mut Log) -> Verdict {
     let Some(found) = log.queues.get_mut(queue) else { return Ok(()) };
     for offset in range.from..=range.to {
@@ -575,8 +575,9 @@ fn announce(range: &OffsetRange, key: &str, queue: &str, log: &mut Log) -> Verdi
         let mut deleted = lives
             .iter()
             .filter_map(|ts| Some((*ts, found.truth.get(&(*ts, name.clone(), offset))?)))
-            .filter(|(_, truth)| truth.deleted && !truth.announced);
-        let unread = deleted.clone().find(|(_, truth)| truth.placed.is_none());
+            .filter(|(_, truth)| truth.deleted);
+        let unread =
+            deleted.clone().find(|(_, truth)| truth.placed.is_none() && !truth.announced);
         let Some((ts, _)) = unread.or_else(|| deleted.next()) else {
             return Err(format!("manifest {key} calls {offset} of {range:?} lost, and it is not"));
         };
