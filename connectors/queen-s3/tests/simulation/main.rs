@@ -20,8 +20,14 @@ const SEEDS: u64 = 50;
 const SHOWN: usize = 3;
 
 fn setting(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok().filter(|text| !text.trim().is_empty())?;
-    Some(text.trim().parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
+    let text = std::env::var(name)
+        .ok()
+        .filter(|text| !text.trim().is_empty())?;
+    Some(
+        text.trim()
+            .parse()
+            .unwrap_or_else(|_| panic!("{name}={text} is not a number")),
+    )
 }
 
 /// Runs `seeds` on all cores.
@@ -30,19 +36,21 @@ fn run_all(seeds: std::ops::Range<u64>) -> (Vec<Report>, Vec<Box<Broken>>) {
     let results = Mutex::new((Vec::new(), Vec::new()));
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
-            scope.spawn(|| loop {
-                let seed = next.fetch_add(1, Ordering::Relaxed);
-                if seed >= seeds.end {
-                    return;
-                }
-                let result = run(seed);
-                let mut results = results.lock().expect("no holder panics");
-                match result {
-                    Ok(report) => results.0.push(report),
-                    Err(broken) => results.1.push(broken),
-                }
-                if results.1.len() >= SHOWN {
-                    return;
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end {
+                        return;
+                    }
+                    let result = run(seed);
+                    let mut results = results.lock().expect("no holder panics");
+                    match result {
+                        Ok(report) => results.0.push(report),
+                        Err(broken) => results.1.push(broken),
+                    }
+                    if results.1.len() >= SHOWN {
+                        return;
+                    }
                 }
             });
         }
@@ -71,13 +79,20 @@ fn the_lake_stays_whole_whatever_happens() {
         sum(|report| report.records),
         sum(|report| report.lost),
         sum(|report| report.unannounced),
-        reports.iter().map(|report| report.elapsed.as_secs_f64()).sum::<f64>() / 3_600.0,
+        reports
+            .iter()
+            .map(|report| report.elapsed.as_secs_f64())
+            .sum::<f64>()
+            / 3_600.0,
     );
     for failure in &broken {
         eprintln!("{failure}");
     }
     let failed: Vec<u64> = broken.iter().map(|broken| broken.seed).collect();
-    assert!(failed.is_empty(), "the invariants broke under seeds {failed:?}");
+    assert!(
+        failed.is_empty(),
+        "the invariants broke under seeds {failed:?}"
+    );
 }
 
 #[test]

@@ -35,7 +35,10 @@ pub fn record(dice: &mut Dice, number: u64) -> NewRecord {
         1 => format!("t\"\\{number}\n"),
         _ => format!("t-{number}"),
     };
-    NewRecord { transaction_id, payload }
+    NewRecord {
+        transaction_id,
+        payload,
+    }
 }
 
 /// What a fetch may answer at most.
@@ -51,7 +54,11 @@ pub struct FetchLimits {
 
 /// The body of the answer to `request`, and whether it holds a record or an error, which is what ends a long poll.
 pub fn fetch_body(log: &Log, request: &FetchRequest, limits: FetchLimits) -> (String, bool) {
-    let mut body = String::from(if limits.extra { "{\"took\":1,\"entries\":[" } else { "{\"entries\":[" });
+    let mut body = String::from(if limits.extra {
+        "{\"took\":1,\"entries\":["
+    } else {
+        "{\"entries\":["
+    });
     let mut budget = limits.call_records;
     let mut first_of_call = true;
     let mut settled = false;

@@ -22,19 +22,33 @@ use super::network::{Failure, Link};
 #[async_trait]
 impl Broker for Link {
     async fn fetch(&self, request: &FetchRequest) -> Result<FetchAnswer, BrokerError> {
-        let mut asked: Vec<&str> = request.entries.iter().map(|entry| &*entry.partition).collect();
+        let mut asked: Vec<&str> = request
+            .entries
+            .iter()
+            .map(|entry| &*entry.partition)
+            .collect();
         asked.sort_unstable();
         asked.dedup();
         if asked.len() != request.entries.len() || asked.is_empty() || asked.len() > 1_024 {
-            self.world.judge(Err(format!("a fetch asks for {:?}", request.entries)));
+            self.world
+                .judge(Err(format!("a fetch asks for {:?}", request.entries)));
         }
-        let what = format!("fetch {} of {} +{}", brief(request), request.queue, request.max_wait_ms);
+        let what = format!(
+            "fetch {} of {} +{}",
+            brief(request),
+            request.queue,
+            request.max_wait_ms
+        );
         let request_there = Arc::new(request.clone());
         let body = self
-            .call(&what, false, Arc::new(move |world| {
-                let request = Arc::clone(&request_there);
-                Box::pin(async move { answer_fetch(&world, &request).await })
-            }))
+            .call(
+                &what,
+                false,
+                Arc::new(move |world| {
+                    let request = Arc::clone(&request_there);
+                    Box::pin(async move { answer_fetch(&world, &request).await })
+                }),
+            )
             .await
             .map_err(|failure| error("POST /api/v1/fetch", failure))?;
         let cut = self.world.with(|state| {
@@ -63,10 +77,14 @@ impl Broker for Link {
         };
         let request = request.cloned();
         let answer = self
-            .call(&what, false, Arc::new(move |world| {
-                let request = request.clone();
-                Box::pin(async move { answer_changed(&world, request.as_ref()).await })
-            }))
+            .call(
+                &what,
+                false,
+                Arc::new(move |world| {
+                    let request = request.clone();
+                    Box::pin(async move { answer_changed(&world, request.as_ref()).await })
+                }),
+            )
             .await;
         if let Ok(answer) = &answer {
             self.world.note(format_args!(
@@ -75,7 +93,10 @@ impl Broker for Link {
                 answer
                     .partitions
                     .iter()
-                    .map(|found| format!("{}:{}..{}", found.name, found.log_start, found.last_offset))
+                    .map(|found| format!(
+                        "{}:{}..{}",
+                        found.name, found.log_start, found.last_offset
+                    ))
                     .collect::<Vec<_>>()
             ));
         }
@@ -88,47 +109,67 @@ impl Broker for Link {
         let operations: Arc<[KvOperation]> = operations.into();
         let process = Arc::clone(&self.process);
         let answer = self
-            .call(&what, false, Arc::new(move |world| {
-                let operations = Arc::clone(&operations);
-                let process = Arc::clone(&process);
-                Box::pin(async move {
-                    let now = world.broker_now();
-                    let who = &process.name;
-                    let (answer, verdict) = world.with(|state| {
-                        let answer = state.store.batch(&operations, now);
-                        let applied = matches!(answer, Ok(KvAnswer::Done(_)));
-                        let verdict = if let (true, Ok(KvAnswer::Done(results))) = (applied, &answer) {
-                            let batch = Batch { operations: &operations, results, who };
-                            state.checker.store_written(&batch, &mut state.log, &state.objects)
-                        } else {
-                            Ok(Vec::new())
-                        };
-                        (answer, verdict)
-                    });
-                    match verdict {
-                        Ok(leases) => {
-                            for queue in leases {
-                                process.lease_applied(&queue, sent);
+            .call(
+                &what,
+                false,
+                Arc::new(move |world| {
+                    let operations = Arc::clone(&operations);
+                    let process = Arc::clone(&process);
+                    Box::pin(async move {
+                        let now = world.broker_now();
+                        let who = &process.name;
+                        let (answer, verdict) = world.with(|state| {
+                            let answer = state.store.batch(&operations, now);
+                            let applied = matches!(answer, Ok(KvAnswer::Done(_)));
+                            let verdict = if let (true, Ok(KvAnswer::Done(results))) =
+                                (applied, &answer)
+                            {
+                                let batch = Batch {
+                                    operations: &operations,
+                                    results,
+                                    who,
+                                };
+                                state
+                                    .checker
+                                    .store_written(&batch, &mut state.log, &state.objects)
+                            } else {
+                                Ok(Vec::new())
+                            };
+                            (answer, verdict)
+                        });
+                        match verdict {
+                            Ok(leases) => {
+                                for queue in leases {
+                                    process.lease_applied(&queue, sent);
+                                }
                             }
+                            Err(broken) => world.judge(Err(broken)),
                         }
-                        Err(broken) => world.judge(Err(broken)),
-                    }
-                    answer
-                })
-            }))
+                        answer
+                    })
+                }),
+            )
             .await
             .map_err(|failure| error("POST /api/v1/kv", failure))?;
-        self.world.note(format_args!("  {}", kv_answer_brief(&answer)));
+        self.world
+            .note(format_args!("  {}", kv_answer_brief(&answer)));
         answer.map_err(|refused| {
-            self.world.judge(Err(format!("the key/value API refuses a batch: {refused}")));
+            self.world
+                .judge(Err(format!("the key/value API refuses a batch: {refused}")));
             error("POST /api/v1/kv", Failure::Status(400, None))
         })
     }
 
     async fn queues(&self) -> Result<Vec<String>, BrokerError> {
-        self.call("queues", false, Arc::new(|world: Arc<World>| {
-            Box::pin(async move { world.with(|state| state.log.queues.keys().cloned().collect()) })
-        }))
+        self.call(
+            "queues",
+            false,
+            Arc::new(|world: Arc<World>| {
+                Box::pin(
+                    async move { world.with(|state| state.log.queues.keys().cloned().collect()) },
+                )
+            }),
+        )
         .await
         .map_err(|failure| error("GET /api/v1/resources/queues", failure))
     }
@@ -139,12 +180,18 @@ const URL: &str = "http://broker:6632";
 fn error(operation: &'static str, failure: Failure) -> BrokerError {
     let kind = match failure {
         Failure::Transport(text) => BrokerErrorKind::Transport(text.to_owned()),
-        Failure::Status(code, retry_after) => {
-            BrokerErrorKind::Status { code, excerpt: "simulated".to_owned(), retry_after }
-        }
+        Failure::Status(code, retry_after) => BrokerErrorKind::Status {
+            code,
+            excerpt: "simulated".to_owned(),
+            retry_after,
+        },
         Failure::Checksum => BrokerErrorKind::Malformed("simulated".to_owned()),
     };
-    BrokerError { operation, url: URL.to_owned(), kind }
+    BrokerError {
+        operation,
+        url: URL.to_owned(),
+        kind,
+    }
 }
 
 async fn answer_fetch(world: &World, request: &FetchRequest) -> String {
@@ -173,7 +220,15 @@ async fn answer_changed(world: &World, request: Option<&ChangedRequest>) -> Chan
     let (safe, degraded, gap) = world.with(|state| {
         let (safe, degraded) = state.log.safe_time(now);
         let slow = !state.calm && state.dice.chance(0.05);
-        (safe, degraded, if slow { state.dice.millis(0, 3_000) } else { state.dice.millis(0, 3) })
+        (
+            safe,
+            degraded,
+            if slow {
+                state.dice.millis(0, 3_000)
+            } else {
+                state.dice.millis(0, 3)
+            },
+        )
     });
     sleep(gap).await;
     let mut answer = Changed {
@@ -183,8 +238,12 @@ async fn answer_changed(world: &World, request: Option<&ChangedRequest>) -> Chan
         next: None,
         error: None,
     };
-    let Some(request) = request else { return answer };
-    let limit = (request.limit as usize).clamp(1, 1_000).min(world.scenario.page);
+    let Some(request) = request else {
+        return answer;
+    };
+    let limit = (request.limit as usize)
+        .clamp(1, 1_000)
+        .min(world.scenario.page);
     world.with(|state| {
         let queue = &*request.queue;
         if !state.log.queues.contains_key(queue) {
@@ -255,7 +314,11 @@ fn kv_brief(operations: &[KvOperation]) -> String {
         text.push_str(&format!(
             " {} {}",
             operation.op.as_str(),
-            operation.key.as_deref().or(operation.prefix.as_deref()).unwrap_or("many")
+            operation
+                .key
+                .as_deref()
+                .or(operation.prefix.as_deref())
+                .unwrap_or("many")
         ));
         if let Some(expect) = operation.expect {
             text.push_str(&format!("@{expect}"));

@@ -23,16 +23,29 @@ impl Bucket for Link {
         self.check_fence(key);
         let content: Bytes = body.pieces.concat().into();
         if md5_of(&content) != body.md5 {
-            self.world.judge(Err(format!("PUT {key} carries another MD5 than its body has")));
+            self.world.judge(Err(format!(
+                "PUT {key} carries another MD5 than its body has"
+            )));
         }
         let at = key.to_owned();
-        self.call(&format!("put {key}"), true, Arc::new(move |world| {
-            let (key, content) = (at.clone(), content.clone());
-            Box::pin(async move {
-                let etag = hex(&md5_of(&content));
-                show(&world, &key, Object { bytes: content, etag });
-            })
-        }))
+        self.call(
+            &format!("put {key}"),
+            true,
+            Arc::new(move |world| {
+                let (key, content) = (at.clone(), content.clone());
+                Box::pin(async move {
+                    let etag = hex(&md5_of(&content));
+                    show(
+                        &world,
+                        &key,
+                        Object {
+                            bytes: content,
+                            etag,
+                        },
+                    );
+                })
+            }),
+        )
         .await
         .map_err(|failure| error("put", key, failure))
     }
@@ -40,20 +53,27 @@ impl Bucket for Link {
     async fn get(&self, key: &str) -> Result<Option<ObjectReader>, BucketError> {
         let at = key.to_owned();
         let found = self
-            .call(&format!("get {key}"), false, Arc::new(move |world: Arc<World>| {
-                let key = at.clone();
-                Box::pin(async move {
-                    world.with(|state| state.objects.visible.get(&key).cloned())
-                })
-            }))
+            .call(
+                &format!("get {key}"),
+                false,
+                Arc::new(move |world: Arc<World>| {
+                    let key = at.clone();
+                    Box::pin(
+                        async move { world.with(|state| state.objects.visible.get(&key).cloned()) },
+                    )
+                }),
+            )
             .await
             .map_err(|failure| error("get", key, failure))?;
-        let breaks = self.world.with(|state| {
-            !state.calm && state.dice.chance(self.world.scenario.error_rate / 4.0)
-        });
+        let breaks = self
+            .world
+            .with(|state| !state.calm && state.dice.chance(self.world.scenario.error_rate / 4.0));
         Ok(found.map(|object| {
-            let mut chunks: Vec<_> =
-                object.bytes.chunks(CHUNK).map(|chunk| Ok(Bytes::copy_from_slice(chunk))).collect();
+            let mut chunks: Vec<_> = object
+                .bytes
+                .chunks(CHUNK)
+                .map(|chunk| Ok(Bytes::copy_from_slice(chunk)))
+                .collect();
             if breaks {
                 chunks.pop();
                 let broken = Failure::Transport("connection reset");
@@ -68,60 +88,76 @@ impl Bucket for Link {
 
     async fn head(&self, key: &str) -> Result<Option<ObjectInfo>, BucketError> {
         let at = key.to_owned();
-        self.call(&format!("head {key}"), false, Arc::new(move |world: Arc<World>| {
-            let key = at.clone();
-            Box::pin(async move {
-                world.with(|state| {
-                    state.objects.visible.get(&key).map(|object| ObjectInfo {
-                        size: object.bytes.len() as u64,
-                        etag: Some(object.etag.clone()),
+        self.call(
+            &format!("head {key}"),
+            false,
+            Arc::new(move |world: Arc<World>| {
+                let key = at.clone();
+                Box::pin(async move {
+                    world.with(|state| {
+                        state.objects.visible.get(&key).map(|object| ObjectInfo {
+                            size: object.bytes.len() as u64,
+                            etag: Some(object.etag.clone()),
+                        })
                     })
                 })
-            })
-        }))
+            }),
+        )
         .await
         .map_err(|failure| error("head", key, failure))
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage, BucketError> {
         let (at, from) = (prefix.to_owned(), after.map(str::to_owned));
-        self.call(&format!("list {prefix}"), false, Arc::new(move |world: Arc<World>| {
-            let (prefix, after) = (at.clone(), from.clone());
-            Box::pin(async move {
-                world.with(|state| {
-                    let limit = usize::try_from(state.dice.between(1, 20)).unwrap_or(1);
-                    let (keys, more) = state.objects.list(&prefix, after.as_deref(), limit);
-                    let next = keys.last().filter(|_| more).cloned();
-                    ListPage { keys, next }
+        self.call(
+            &format!("list {prefix}"),
+            false,
+            Arc::new(move |world: Arc<World>| {
+                let (prefix, after) = (at.clone(), from.clone());
+                Box::pin(async move {
+                    world.with(|state| {
+                        let limit = usize::try_from(state.dice.between(1, 20)).unwrap_or(1);
+                        let (keys, more) = state.objects.list(&prefix, after.as_deref(), limit);
+                        let next = keys.last().filter(|_| more).cloned();
+                        ListPage { keys, next }
+                    })
                 })
-            })
-        }))
+            }),
+        )
         .await
         .map_err(|failure| error("list", prefix, failure))
     }
 
     async fn delete(&self, key: &str) -> Result<(), BucketError> {
         let at = key.to_owned();
-        self.call(&format!("delete {key}"), false, Arc::new(move |world: Arc<World>| {
-            let key = at.clone();
-            Box::pin(async move {
-                let verdict = world.with(|state| {
-                    state.objects.visible.remove(&key);
-                    state.checker.object_deleted(&key)
-                });
-                world.judge(verdict);
-            })
-        }))
+        self.call(
+            &format!("delete {key}"),
+            false,
+            Arc::new(move |world: Arc<World>| {
+                let key = at.clone();
+                Box::pin(async move {
+                    let verdict = world.with(|state| {
+                        state.objects.visible.remove(&key);
+                        state.checker.object_deleted(&key)
+                    });
+                    world.judge(verdict);
+                })
+            }),
+        )
         .await
         .map_err(|failure| error("delete", key, failure))
     }
 
     async fn create_multipart(&self, key: &str) -> Result<String, BucketError> {
         let at = key.to_owned();
-        self.call(&format!("create multipart {key}"), false, Arc::new(move |world: Arc<World>| {
-            let key = at.clone();
-            Box::pin(async move { world.with(|state| state.objects.create(&key)) })
-        }))
+        self.call(
+            &format!("create multipart {key}"),
+            false,
+            Arc::new(move |world: Arc<World>| {
+                let key = at.clone();
+                Box::pin(async move { world.with(|state| state.objects.create(&key)) })
+            }),
+        )
         .await
         .map_err(|failure| error("multipart_create", key, failure))
     }
@@ -134,12 +170,16 @@ impl Bucket for Link {
         part: Bytes,
     ) -> Result<String, BucketError> {
         let (at, id) = (key.to_owned(), upload_id.to_owned());
-        self.call(&format!("part {number} of {key}"), true, Arc::new(move |world: Arc<World>| {
-            let (key, id, part) = (at.clone(), id.clone(), part.clone());
-            Box::pin(async move {
-                world.with(|state| state.objects.part(&key, &id, number, part))
-            })
-        }))
+        self.call(
+            &format!("part {number} of {key}"),
+            true,
+            Arc::new(move |world: Arc<World>| {
+                let (key, id, part) = (at.clone(), id.clone(), part.clone());
+                Box::pin(
+                    async move { world.with(|state| state.objects.part(&key, &id, number, part)) },
+                )
+            }),
+        )
         .await
         .map_err(|failure| error("multipart_part", key, failure))?
         .ok_or_else(|| no_such_upload("multipart_part", key))
@@ -153,13 +193,17 @@ impl Bucket for Link {
     ) -> Result<(), BucketError> {
         self.check_fence(key);
         let (at, id, parts) = (key.to_owned(), upload_id.to_owned(), etags.to_vec());
-        self.call(&format!("complete {key}"), false, Arc::new(move |world: Arc<World>| {
-            let (key, id, etags) = (at.clone(), id.clone(), parts.clone());
-            Box::pin(async move {
-                let object = world.with(|state| state.objects.complete(&key, &id, &etags));
-                object.map(|object| show(&world, &key, object))
-            })
-        }))
+        self.call(
+            &format!("complete {key}"),
+            false,
+            Arc::new(move |world: Arc<World>| {
+                let (key, id, etags) = (at.clone(), id.clone(), parts.clone());
+                Box::pin(async move {
+                    let object = world.with(|state| state.objects.complete(&key, &id, &etags));
+                    object.map(|object| show(&world, &key, object))
+                })
+            }),
+        )
         .await
         .map_err(|failure| error("multipart_complete", key, failure))?
         .ok_or_else(|| no_such_upload("multipart_complete", key))
@@ -167,10 +211,14 @@ impl Bucket for Link {
 
     async fn abort_multipart(&self, key: &str, upload_id: &str) -> Result<(), BucketError> {
         let id = upload_id.to_owned();
-        self.call(&format!("abort {key}"), false, Arc::new(move |world: Arc<World>| {
-            let id = id.clone();
-            Box::pin(async move { world.with(|state| state.objects.abort(&id)) })
-        }))
+        self.call(
+            &format!("abort {key}"),
+            false,
+            Arc::new(move |world: Arc<World>| {
+                let id = id.clone();
+                Box::pin(async move { world.with(|state| state.objects.abort(&id)) })
+            }),
+        )
         .await
         .map_err(|failure| error("multipart_abort", key, failure))
     }
@@ -188,7 +236,9 @@ impl Link {
             .is_some_and(|sent| now <= sent + ttl - margin);
         if !fenced {
             let who = &self.process.name;
-            self.world.judge(Err(format!("{who} uploads {key} later than its lease allows")));
+            self.world.judge(Err(format!(
+                "{who} uploads {key} later than its lease allows"
+            )));
         }
     }
 }
@@ -218,7 +268,11 @@ fn error(operation: &'static str, key: &str, failure: Failure) -> BucketError {
         },
         Failure::Checksum => BucketErrorKind::Integrity("simulated".to_owned()),
     };
-    BucketError { operation, key: key.to_owned(), kind }
+    BucketError {
+        operation,
+        key: key.to_owned(),
+        kind,
+    }
 }
 
 fn no_such_upload(operation: &'static str, key: &str) -> BucketError {
@@ -228,5 +282,9 @@ fn no_such_upload(operation: &'static str, key: &str) -> BucketError {
         message: "simulated".to_owned(),
         retry_after: None,
     };
-    BucketError { operation, key: key.to_owned(), kind }
+    BucketError {
+        operation,
+        key: key.to_owned(),
+        kind,
+    }
 }

@@ -68,7 +68,11 @@ impl Checker {
     /// A checker for a run of `scenario`.
     pub fn new(scenario: &Scenario) -> Self {
         let lake = |queue: &String| {
-            let lake = Lake { queue: queue.clone(), closed: i64::MIN, ..Lake::default() };
+            let lake = Lake {
+                queue: queue.clone(),
+                closed: i64::MIN,
+                ..Lake::default()
+            };
             (queue.clone(), lake)
         };
         Self {
@@ -81,7 +85,10 @@ impl Checker {
 
     /// The queue whose lake holds `key`.
     pub fn queue_of(&self, key: &str) -> Option<String> {
-        self.lakes.keys().find(|queue| spelling::named(queue, key).is_some()).cloned()
+        self.lakes
+            .keys()
+            .find(|queue| spelling::named(queue, key).is_some())
+            .cloned()
     }
 
     /// End of what is committed of `queue`.
@@ -96,7 +103,9 @@ impl Checker {
 
     /// A segment of `queue` became visible.
     pub fn segment_visible(&self, queue: &str, ts: i64) -> Verdict {
-        let Some(lake) = self.lakes.get(queue) else { return Ok(()) };
+        let Some(lake) = self.lakes.get(queue) else {
+            return Ok(());
+        };
         must!(
             ts >= lake.closed,
             "a segment of {queue} became visible at {ts}, below the end {} of a closed window",
@@ -151,7 +160,11 @@ impl Checker {
             if !operation.op.is_write() || result.applied != Some(true) {
                 continue;
             }
-            must!(operation.ns == "queen-s3", "a write into namespace {}", operation.ns);
+            must!(
+                operation.ns == "queen-s3",
+                "a write into namespace {}",
+                operation.ns
+            );
             let key = operation.key.as_deref().unwrap_or_default();
             let named = self.lakes.values_mut().find_map(|lake| {
                 let root = format!("s3:{}:{}:", spelling::SINK, spelling::encoded(&lake.queue));
@@ -191,7 +204,9 @@ impl Checker {
     /// Every record is in its lake, or was deleted before it got there.
     pub fn complete(&self, log: &Log) -> Verdict {
         for lake in self.lakes.values() {
-            let Some(queue) = log.queues.get(&lake.queue) else { continue };
+            let Some(queue) = log.queues.get(&lake.queue) else {
+                continue;
+            };
             let start = lake.start.unwrap_or(i64::MAX);
             for (key, truth) in queue.truth.range((start, "".into(), i64::MIN)..) {
                 must!(
@@ -219,18 +234,27 @@ fn fenced(operations: &[KvOperation], index: usize) -> Verdict {
         && lease.expect.is_some_and(|version| version > 0)
         && guarded(lease)
         && guarded(&operations[index]);
-    must!(holds, "a document was written without the fence: {operations:?}");
+    must!(
+        holds,
+        "a document was written without the fence: {operations:?}"
+    );
     Ok(())
 }
 
 fn lease(operation: &KvOperation, ttl_s: i64) -> Verdict {
     if operation.op == KvOpKind::Delete {
-        must!(operation.expect.is_some_and(|version| version > 0), "a lease is deleted unseen");
+        must!(
+            operation.expect.is_some_and(|version| version > 0),
+            "a lease is deleted unseen"
+        );
         return Ok(());
     }
     let document: LeaseDocument = read(operation)?;
     must!(!document.instance.is_empty(), "a lease without an instance");
-    must!(!document.incarnation.is_empty(), "a lease without an incarnation");
+    must!(
+        !document.incarnation.is_empty(),
+        "a lease without an incarnation"
+    );
     must!(
         operation.ttl_seconds == Some(ttl_s),
         "a lease lives {:?} s instead of {ttl_s}",
@@ -256,7 +280,11 @@ impl Lake {
             return Err(format!("{of} of {} has no lineage", self.queue));
         };
         let known = self.lineage.get_or_insert_with(|| lineage.to_owned());
-        must!(known == lineage, "{of} of {} changes the lineage", self.queue);
+        must!(
+            known == lineage,
+            "{of} of {} changes the lineage",
+            self.queue
+        );
         Ok(())
     }
 
@@ -267,8 +295,15 @@ impl Lake {
             return Err(format!("an intent of {queue} before its first pointer"));
         };
         let (k, start, end) = (intent.k, intent.t_start, intent.t_end);
-        must!(k == pointer.k + 1, "intent {k} of {queue} after window {}", pointer.k);
-        must!(start >= pointer.t_end, "intent {k} of {queue} starts below the pointer's end");
+        must!(
+            k == pointer.k + 1,
+            "intent {k} of {queue} after window {}",
+            pointer.k
+        );
+        must!(
+            start >= pointer.t_end,
+            "intent {k} of {queue} starts below the pointer's end"
+        );
         must!(start < end, "intent {k} of {queue} is empty");
         must!(
             end <= log.promised(),
@@ -298,8 +333,15 @@ impl Lake {
         let queue = self.queue.clone();
         self.lineage(pointer.lineage.as_deref(), "a pointer")?;
         let Some(former) = self.pointer.clone() else {
-            must!(pointer.k == 0, "the first pointer of {queue} is at window {}", pointer.k);
-            must!(pointer.manifest.is_empty(), "the first pointer of {queue} has a manifest");
+            must!(
+                pointer.k == 0,
+                "the first pointer of {queue} is at window {}",
+                pointer.k
+            );
+            must!(
+                pointer.manifest.is_empty(),
+                "the first pointer of {queue} has a manifest"
+            );
             must!(
                 pointer.t_end <= log.promised(),
                 "{queue} starts at {} past every safeTime",
@@ -314,7 +356,10 @@ impl Lake {
             pointer.t_end > former.t_end || pointer.k > former.k,
             "the pointer of {queue} does not move forward: {former:?} to {pointer:?}"
         );
-        must!(pointer.t_end <= log.promised(), "the pointer of {queue} passes every safeTime");
+        must!(
+            pointer.t_end <= log.promised(),
+            "the pointer of {queue} passes every safeTime"
+        );
         if pointer.k == former.k {
             must!(
                 !self.intents.contains_key(&(pointer.k + 1)),
@@ -338,14 +383,30 @@ impl Lake {
         objects: &Objects,
     ) -> Verdict {
         let (queue, k) = (&self.queue, pointer.k);
-        must!(k == former.k + 1, "the pointer of {queue} jumps from {} to {k}", former.k);
+        must!(
+            k == former.k + 1,
+            "the pointer of {queue} jumps from {} to {k}",
+            former.k
+        );
         let Some(intent) = self.intents.get(&k) else {
-            return Err(format!("window {k} of {queue} is committed without an intent"));
+            return Err(format!(
+                "window {k} of {queue} is committed without an intent"
+            ));
         };
-        must!(intent.t_end == pointer.t_end, "window {k} of {queue} is not its intent's");
+        must!(
+            intent.t_end == pointer.t_end,
+            "window {k} of {queue} is not its intent's"
+        );
         let key = spelling::manifest(queue, k);
-        must!(pointer.manifest == key, "window {k} of {queue} names manifest {}", pointer.manifest);
-        must!(objects.visible.contains_key(&key), "window {k} of {queue} has no manifest");
+        must!(
+            pointer.manifest == key,
+            "window {k} of {queue} names manifest {}",
+            pointer.manifest
+        );
+        must!(
+            objects.visible.contains_key(&key),
+            "window {k} of {queue} has no manifest"
+        );
         let Some(manifest) = self.manifests.get(&k) else {
             return Err(format!("window {k} of {queue} has no manifest"));
         };
@@ -359,11 +420,19 @@ impl Lake {
     /// Every record with `from <= ts < to` is in window `k`, was announced as lost, or went with
     /// its partition.
     fn tiled(&mut self, from: i64, to: i64, k: u64, window: bool, log: &mut Log) -> Verdict {
-        let Some(found) = log.queues.get(&self.queue) else { return Ok(()) };
+        let Some(found) = log.queues.get(&self.queue) else {
+            return Ok(());
+        };
         let none = BTreeSet::new();
         let keys = self.windows.get(&k).filter(|_| window).unwrap_or(&none);
-        for (key, truth) in found.truth.range((from, "".into(), i64::MIN)..(to, "".into(), i64::MIN)) {
-            let here = truth.placed.as_ref().is_some_and(|object| keys.contains(object));
+        for (key, truth) in found
+            .truth
+            .range((from, "".into(), i64::MIN)..(to, "".into(), i64::MIN))
+        {
+            let here = truth
+                .placed
+                .as_ref()
+                .is_some_and(|object| keys.contains(object));
             if here || (truth.placed.is_none() && truth.announced) {
                 continue;
             }
@@ -390,7 +459,10 @@ impl Lake {
         log: &mut Log,
     ) -> Verdict {
         if let Some(former) = former {
-            must!(former == content, "the visible object {key} changes its content");
+            must!(
+                former == content,
+                "the visible object {key} changes its content"
+            );
             return Ok(());
         }
         let Some(intent) = self.intents.get(&k) else {
@@ -418,11 +490,18 @@ impl Lake {
                 let (ts, partition, offset) = line.key.clone();
                 (partition.as_bytes().to_vec(), ts, offset)
             };
-            must!(order(&pair[0]) < order(&pair[1]), "{key} is not in order at {:?}", pair[1].key);
+            must!(
+                order(&pair[0]) < order(&pair[1]),
+                "{key} is not in order at {:?}",
+                pair[1].key
+            );
         }
         for line in &records {
             let Some(truth) = queue.truth.get_mut(&line.key) else {
-                return Err(format!("{key} holds {:?}, which the log never showed", line.key));
+                return Err(format!(
+                    "{key} holds {:?}, which the log never showed",
+                    line.key
+                ));
             };
             must!(
                 (start..end).contains(&line.key.0),
@@ -430,8 +509,16 @@ impl Lake {
                 line.key
             );
             let expected = expected_line(&line.key, truth);
-            must!(line.text == expected, "{key} holds {} instead of {expected}", line.text);
-            must!(!truth.announced, "{key} holds {:?}, which was called lost", line.key);
+            must!(
+                line.text == expected,
+                "{key} holds {} instead of {expected}",
+                line.text
+            );
+            must!(
+                !truth.announced,
+                "{key} holds {:?}, which was called lost",
+                line.key
+            );
             if let Some(other) = &truth.placed {
                 return Err(format!("{:?} is in {other} and in {key}", line.key));
             }
@@ -449,7 +536,10 @@ impl Lake {
             }
         }
         self.windows.entry(k).or_default().insert(key.to_owned());
-        self.objects.insert(key.to_owned(), records.into_iter().map(|line| line.key).collect());
+        self.objects.insert(
+            key.to_owned(),
+            records.into_iter().map(|line| line.key).collect(),
+        );
         Ok(())
     }
 
@@ -465,18 +555,34 @@ impl Lake {
         let manifest: Manifest =
             serde_json::from_slice(content).map_err(|source| format!("{key}: {source}"))?;
         if again && let Some(former) = self.manifests.get(&k) {
-            let same = Manifest { committed_at: former.committed_at.clone(), ..manifest.clone() };
-            must!(same == *former, "manifest {key} changes from {former:?} to {manifest:?}");
+            let same = Manifest {
+                committed_at: former.committed_at.clone(),
+                ..manifest.clone()
+            };
+            must!(
+                same == *former,
+                "manifest {key} changes from {former:?} to {manifest:?}"
+            );
             return Ok(());
         }
         self.lineage(Some(&manifest.lineage), "a manifest")?;
         let Some(intent) = self.intents.get(&k) else {
             return Err(format!("manifest {key} before its intent"));
         };
-        let pointer = self.pointer.as_ref().ok_or("a manifest without a pointer")?;
-        must!(k == pointer.k + 1, "manifest {key} after window {}", pointer.k);
+        let pointer = self
+            .pointer
+            .as_ref()
+            .ok_or("a manifest without a pointer")?;
+        must!(
+            k == pointer.k + 1,
+            "manifest {key} after window {}",
+            pointer.k
+        );
         let named = (&*manifest.sink, &*manifest.queue, manifest.k);
-        must!(named == (spelling::SINK, &*self.queue, k), "manifest {key} names {named:?}");
+        must!(
+            named == (spelling::SINK, &*self.queue, k),
+            "manifest {key} names {named:?}"
+        );
         let bounds = (manifest.t_start, manifest.t_end, manifest.prev_t_end);
         must!(
             bounds == (intent.t_start, intent.t_end, pointer.t_end),
@@ -488,7 +594,10 @@ impl Lake {
             layout: manifest.layout,
             align: manifest.align,
         };
-        must!(Some(shape) == self.shape(k), "manifest {key} has another shape than its intent");
+        must!(
+            Some(shape) == self.shape(k),
+            "manifest {key} has another shape than its intent"
+        );
         must!(
             manifest.committed_at.parse::<jiff::Timestamp>().is_ok(),
             "manifest {key} has committedAt {}",
@@ -498,7 +607,11 @@ impl Lake {
         for range in &manifest.lost {
             announce(range, key, &self.queue, log)?;
         }
-        must!(manifest.late.is_empty(), "manifest {key} calls records late: {:?}", manifest.late);
+        must!(
+            manifest.late.is_empty(),
+            "manifest {key} calls records late: {:?}",
+            manifest.late
+        );
         self.manifests.insert(k, manifest);
         Ok(())
     }
@@ -506,8 +619,11 @@ impl Lake {
     fn manifest_objects(&self, key: &str, manifest: &Manifest, objects: &Objects) -> Verdict {
         let none = BTreeSet::new();
         let visible = self.windows.get(&manifest.k).unwrap_or(&none);
-        let listed: BTreeSet<String> =
-            manifest.objects.iter().map(|object| object.key.clone()).collect();
+        let listed: BTreeSet<String> = manifest
+            .objects
+            .iter()
+            .map(|object| object.key.clone())
+            .collect();
         must!(
             listed == *visible && listed.len() == manifest.objects.len(),
             "manifest {key} lists {listed:?} of {visible:?}"
@@ -515,9 +631,10 @@ impl Lake {
         let (mut records, mut bytes, mut partitions) = (0, 0, BTreeSet::new());
         let (mut least, mut greatest) = (None::<i64>, None::<i64>);
         for object in &manifest.objects {
-            let (Some(content), Some(held)) =
-                (objects.visible.get(&object.key), self.objects.get(&object.key))
-            else {
+            let (Some(content), Some(held)) = (
+                objects.visible.get(&object.key),
+                self.objects.get(&object.key),
+            ) else {
                 return Err(format!("manifest {key} before its object {}", object.key));
             };
             let figures = (object.bytes, object.records, &*object.sha256);
@@ -554,10 +671,17 @@ impl Lake {
         let text = zstd::decode_all(&content[..]).map_err(|source| format!("{key}: {source}"))?;
         let document: Value =
             serde_json::from_slice(&text).map_err(|source| format!("{key}: {source}"))?;
-        must!(document["k"].as_u64() == Some(k), "{key} is of window {}", document["k"]);
-        let names: Option<Vec<&str>> = document["positions"]
-            .as_array()
-            .map(|positions| positions.iter().filter_map(|position| position[0].as_str()).collect());
+        must!(
+            document["k"].as_u64() == Some(k),
+            "{key} is of window {}",
+            document["k"]
+        );
+        let names: Option<Vec<&str>> = document["positions"].as_array().map(|positions| {
+            positions
+                .iter()
+                .filter_map(|position| position[0].as_str())
+                .collect()
+        });
         let sorted = names.is_some_and(|names| names.is_sorted());
         must!(sorted, "{key} is not sorted by name");
         Ok(())
@@ -568,18 +692,27 @@ impl Lake {
 /// earlier window, or was named before, may be named again: after a restart a sink cannot tell
 /// which of the deleted offsets it had dealt with.
 fn announce(range: &OffsetRange, key: &str, queue: &str, log: &mut Log) -> Verdict {
-    let Some(found) = log.queues.get_mut(queue) else { return Ok(()) };
+    let Some(found) = log.queues.get_mut(queue) else {
+        return Ok(());
+    };
     for offset in range.from..=range.to {
         let name: queen_s3::broker::Name = range.partition.as_str().into();
-        let lives = found.lives.get(&(name.clone(), offset)).cloned().unwrap_or_default();
+        let lives = found
+            .lives
+            .get(&(name.clone(), offset))
+            .cloned()
+            .unwrap_or_default();
         let mut deleted = lives
             .iter()
             .filter_map(|ts| Some((*ts, found.truth.get(&(*ts, name.clone(), offset))?)))
             .filter(|(_, truth)| truth.deleted);
-        let unread =
-            deleted.clone().find(|(_, truth)| truth.placed.is_none() && !truth.announced);
+        let unread = deleted
+            .clone()
+            .find(|(_, truth)| truth.placed.is_none() && !truth.announced);
         let Some((ts, _)) = unread.or_else(|| deleted.next()) else {
-            return Err(format!("manifest {key} calls {offset} of {range:?} lost, and it is not"));
+            return Err(format!(
+                "manifest {key} calls {offset} of {range:?} lost, and it is not"
+            ));
         };
         if let Some(truth) = found.truth.get_mut(&(ts, name, offset)) {
             truth.announced = true;

@@ -18,7 +18,11 @@ impl MachineClock {
     /// Clocks of a machine that booted `booted` before the world began and whose wall clock is
     /// off by `skew_ms`.
     pub fn new(world: Arc<World>, booted: Duration, skew_ms: i64) -> Self {
-        Self { world, booted, skew_ms }
+        Self {
+            world,
+            booted,
+            skew_ms,
+        }
     }
 }
 

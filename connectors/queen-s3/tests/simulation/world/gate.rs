@@ -55,7 +55,11 @@ impl Gate {
     /// Waits until the process may run or is dead, and answers whether it lives.
     pub async fn settled(&self) -> bool {
         poll_fn(|cx| {
-            if self.dead() { Poll::Ready(false) } else { self.poll_running(cx).map(|()| true) }
+            if self.dead() {
+                Poll::Ready(false)
+            } else {
+                self.poll_running(cx).map(|()| true)
+            }
         })
         .await
     }

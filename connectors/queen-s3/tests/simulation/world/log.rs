@@ -131,13 +131,20 @@ pub struct Listed {
 impl Log {
     /// An empty log whose `lastWriteAt` stays up to `write_at_lag` µs behind.
     pub fn new(write_at_lag: i64) -> Self {
-        Self { write_at_lag, ..Self::default() }
+        Self {
+            write_at_lag,
+            ..Self::default()
+        }
     }
 
     /// Starts a transaction.
     pub fn begin(&mut self, now: i64, masked: bool) -> u64 {
         self.next_transaction += 1;
-        let transaction = Transaction { started: now, masked, inserted: Vec::new() };
+        let transaction = Transaction {
+            started: now,
+            masked,
+            inserted: Vec::new(),
+        };
         self.transactions.insert(self.next_transaction, transaction);
         self.next_transaction
     }
@@ -153,12 +160,19 @@ impl Log {
         records: Vec<NewRecord>,
     ) -> bool {
         let lock = (queue.to_owned(), Arc::clone(partition));
-        let Some(found) = self.queues.get(queue) else { return false };
+        let Some(found) = self.queues.get(queue) else {
+            return false;
+        };
         if !self.held.insert(lock) {
             return false;
         }
-        let last = found.partitions.get(partition).map_or(i64::MIN, |found| found.last_ts);
-        let Some(open) = self.transactions.get_mut(&transaction) else { return false };
+        let last = found
+            .partitions
+            .get(partition)
+            .map_or(i64::MIN, |found| found.last_ts);
+        let Some(open) = self.transactions.get_mut(&transaction) else {
+            return false;
+        };
         let ts = now.max(open.started).max(last).max(self.floor);
         open.inserted.push(Insertion {
             queue: queue.to_owned(),
@@ -181,17 +195,22 @@ impl Log {
     /// Makes a transaction's segments visible; answers `(queue, ts)` of each. `id` names the life
     /// of a partition that it creates.
     pub fn commit(&mut self, transaction: u64, mut id: impl FnMut() -> u128) -> Vec<(String, i64)> {
-        let Some(ended) = self.transactions.remove(&transaction) else { return Vec::new() };
+        let Some(ended) = self.transactions.remove(&transaction) else {
+            return Vec::new();
+        };
         let mut visible = Vec::new();
         for insertion in ended.inserted {
-            self.held.remove(&(insertion.queue.clone(), Arc::clone(&insertion.partition)));
+            self.held
+                .remove(&(insertion.queue.clone(), Arc::clone(&insertion.partition)));
             assert!(
                 insertion.ts >= self.promised,
                 "the simulated broker breaks its promise: {} below {}",
                 insertion.ts,
                 self.promised
             );
-            let Some(queue) = self.queues.get_mut(&insertion.queue) else { continue };
+            let Some(queue) = self.queues.get_mut(&insertion.queue) else {
+                continue;
+            };
             let lag = self.write_at_lag;
             let partition = queue
                 .partitions
@@ -204,7 +223,11 @@ impl Log {
             let first = partition.next;
             for (offset, record) in (first..).zip(&insertion.records) {
                 let name = Arc::clone(&insertion.partition);
-                queue.lives.entry((Arc::clone(&name), offset)).or_default().push(insertion.ts);
+                queue
+                    .lives
+                    .entry((Arc::clone(&name), offset))
+                    .or_default()
+                    .push(insertion.ts);
                 let truth = Truth {
                     transaction_id: record.transaction_id.clone(),
                     payload: record.payload.clone(),
@@ -216,7 +239,11 @@ impl Log {
                 queue.truth.insert((insertion.ts, name, offset), truth);
             }
             partition.next += i64::try_from(insertion.records.len()).unwrap_or(i64::MAX);
-            let stored = insertion.records.iter().map(|record| record.payload.len() / 2 + 20).sum();
+            let stored = insertion
+                .records
+                .iter()
+                .map(|record| record.payload.len() / 2 + 20)
+                .sum();
             partition.segments.push_back(Segment {
                 first,
                 ts: insertion.ts,
@@ -235,10 +262,13 @@ impl Log {
         }
         let floor = self.floor;
         if let Some(queue) = self.queues.get_mut(queue) {
-            queue.partitions.entry(Arc::clone(name)).or_insert_with(|| Partition {
-                last_write_at: now.max(floor).div_euclid(SECOND) * SECOND,
-                ..Partition::new(id)
-            });
+            queue
+                .partitions
+                .entry(Arc::clone(name))
+                .or_insert_with(|| Partition {
+                    last_write_at: now.max(floor).div_euclid(SECOND) * SECOND,
+                    ..Partition::new(id)
+                });
         }
     }
 
@@ -247,8 +277,12 @@ impl Log {
         if self.held.contains(&(queue.to_owned(), Arc::clone(name))) {
             return false;
         }
-        let Some(queue) = self.queues.get_mut(queue) else { return false };
-        let Some(gone) = queue.partitions.remove(name) else { return false };
+        let Some(queue) = self.queues.get_mut(queue) else {
+            return false;
+        };
+        let Some(gone) = queue.partitions.remove(name) else {
+            return false;
+        };
         self.floor = self.floor.max(gone.last_ts.saturating_add(1));
         for segment in &gone.segments {
             segment.mark_deleted(name, &mut queue.truth);
@@ -262,8 +296,14 @@ impl Log {
         let mut deleted = 0;
         for queue in self.queues.values_mut() {
             for (name, partition) in &mut queue.partitions {
-                while partition.segments.front().is_some_and(|segment| segment.ts < below) {
-                    let Some(segment) = partition.segments.pop_front() else { break };
+                while partition
+                    .segments
+                    .front()
+                    .is_some_and(|segment| segment.ts < below)
+                {
+                    let Some(segment) = partition.segments.pop_front() else {
+                        break;
+                    };
                     segment.mark_deleted(name, &mut queue.truth);
                     let records = i64::try_from(segment.records.len()).unwrap_or(i64::MAX);
                     partition.log_start = segment.first + records;
@@ -280,8 +320,7 @@ impl Log {
         self.floor = self.floor.max(now - SAFE_GUARD);
         let seen = self.transactions.values().filter(|open| !open.masked);
         let oldest = seen.map(|open| open.started).min().unwrap_or(i64::MAX);
-        let degraded =
-            self.hidden_session || self.transactions.values().any(|open| open.masked);
+        let degraded = self.hidden_session || self.transactions.values().any(|open| open.masked);
         let mut safe = self.floor.min(oldest);
         if degraded {
             safe = safe.min(now - SAFE_FLOOR);
@@ -293,7 +332,11 @@ impl Log {
     /// Greatest `ts` of a visible record.
     pub fn end(&self) -> i64 {
         let last = |queue: &Queue| queue.truth.last_key_value().map(|(key, _)| key.0);
-        self.queues.values().filter_map(last).max().unwrap_or(i64::MIN)
+        self.queues
+            .values()
+            .filter_map(last)
+            .max()
+            .unwrap_or(i64::MIN)
     }
 
     /// Whether a transaction is in flight.
@@ -308,10 +351,15 @@ impl Log {
 
     /// A page of every partition, by name, after `after`.
     pub fn list_all(&self, queue: &str, after: Option<&str>, limit: usize) -> Vec<Listed> {
-        let Some(queue) = self.queues.get(queue) else { return Vec::new() };
+        let Some(queue) = self.queues.get(queue) else {
+            return Vec::new();
+        };
         let past = |name: &Name| after.is_none_or(|after| &**name > after);
         let names = queue.partitions.iter().filter(|(name, _)| past(name));
-        names.take(limit).map(|(name, partition)| partition.listed(name)).collect()
+        names
+            .take(limit)
+            .map(|(name, partition)| partition.listed(name))
+            .collect()
     }
 
     /// A page of the partitions written at or after `since`, by `(lastWriteAt, name)`, with the
@@ -323,7 +371,9 @@ impl Log {
         after: Option<(i64, &str)>,
         limit: usize,
     ) -> (Vec<Listed>, Option<(i64, Name)>) {
-        let Some(queue) = self.queues.get(queue) else { return (Vec::new(), None) };
+        let Some(queue) = self.queues.get(queue) else {
+            return (Vec::new(), None);
+        };
         let mut lines: Vec<_> = queue
             .partitions
             .iter()
@@ -334,7 +384,13 @@ impl Log {
         lines.sort_by(|one, other| one.0.cmp(&other.0));
         lines.truncate(limit);
         let last = lines.last().map(|line| line.0.clone());
-        (lines.iter().map(|((_, name), partition)| partition.listed(name)).collect(), last)
+        (
+            lines
+                .iter()
+                .map(|((_, name), partition)| partition.listed(name))
+                .collect(),
+            last,
+        )
     }
 }
 
@@ -383,7 +439,13 @@ mod tests {
     }
 
     fn records(count: usize) -> Vec<NewRecord> {
-        vec![NewRecord { transaction_id: "t".to_owned(), payload: "1".to_owned() }; count]
+        vec![
+            NewRecord {
+                transaction_id: "t".to_owned(),
+                payload: "1".to_owned()
+            };
+            count
+        ]
     }
 
     #[test]

@@ -56,9 +56,17 @@ enum Fate {
     Answered,
     Refused(Failure),
     AnswerLost(Failure),
-    Late { patience: Duration, lands: Option<Duration> },
-    Twice { again: Duration, second: bool },
-    Crash { lands: Option<Duration> },
+    Late {
+        patience: Duration,
+        lands: Option<Duration>,
+    },
+    Twice {
+        again: Duration,
+        second: bool,
+    },
+    Crash {
+        lands: Option<Duration>,
+    },
 }
 
 impl Process {
@@ -81,7 +89,11 @@ impl Process {
     /// When the latest applied lease write for `queue` was sent.
     pub fn lease_sent(&self, queue: &str) -> Option<Duration> {
         self.leases(|leases| {
-            leases.iter().filter(|(held, _)| held == queue).map(|(_, sent)| *sent).max()
+            leases
+                .iter()
+                .filter(|(held, _)| held == queue)
+                .map(|(_, sent)| *sent)
+                .max()
         })
     }
 
@@ -107,7 +119,11 @@ impl Link {
         let (there, back, fate) = self.world.with(|state| {
             let there = way(&mut state.dice, scenario, calm);
             let back = way(&mut state.dice, scenario, calm);
-            (there, back, Fate::draw(&mut state.dice, scenario, calm, streamed))
+            (
+                there,
+                back,
+                Fate::draw(&mut state.dice, scenario, calm, streamed),
+            )
         });
         let who = &self.process.name;
         if doomed {
@@ -138,7 +154,11 @@ impl Link {
             Fate::Twice { again, second } => {
                 let first = self.launch(there, streamed, &effect);
                 let repeated = self.launch(there + again, false, &effect);
-                let answer = if second { received(repeated).await } else { received(first).await };
+                let answer = if second {
+                    received(repeated).await
+                } else {
+                    received(first).await
+                };
                 sleep(back).await;
                 Ok(answer)
             }
@@ -234,13 +254,23 @@ impl Fate {
             4 => Self::AnswerLost(Failure::Status(502, None)),
             5 | 6 => {
                 let lands = dice.chance(0.7).then(|| late(dice, scenario));
-                Self::Late { patience: dice.millis(100, scenario.slow_ms.min(30_000)), lands }
+                Self::Late {
+                    patience: dice.millis(100, scenario.slow_ms.min(30_000)),
+                    lands,
+                }
             }
-            _ => Self::Twice { again: late(dice, scenario), second: dice.chance(0.5) },
+            _ => Self::Twice {
+                again: late(dice, scenario),
+                second: dice.chance(0.5),
+            },
         }
     }
 }
 
 fn late(dice: &mut Dice, scenario: &Scenario) -> Duration {
-    if dice.chance(0.5) { dice.millis(0, 100) } else { dice.millis(0, scenario.slow_ms) }
+    if dice.chance(0.5) {
+        dice.millis(0, 100)
+    } else {
+        dice.millis(0, scenario.slow_ms)
+    }
 }

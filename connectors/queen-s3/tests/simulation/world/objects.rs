@@ -44,13 +44,22 @@ impl Objects {
     pub fn create(&mut self, key: &str) -> String {
         self.next_upload += 1;
         let id = format!("upload-{}", self.next_upload);
-        self.uploads.insert(id.clone(), Upload { key: key.to_owned(), parts: BTreeMap::new() });
+        self.uploads.insert(
+            id.clone(),
+            Upload {
+                key: key.to_owned(),
+                parts: BTreeMap::new(),
+            },
+        );
         id
     }
 
     /// Stores a part; `None` when the upload is not there.
     pub fn part(&mut self, key: &str, id: &str, number: u16, part: Bytes) -> Option<String> {
-        let upload = self.uploads.get_mut(id).filter(|upload| upload.key == key)?;
+        let upload = self
+            .uploads
+            .get_mut(id)
+            .filter(|upload| upload.key == key)?;
         let etag = format!("\"{}\"", hex(&md5_of(&part)));
         upload.parts.insert(number, part);
         Some(etag)
@@ -73,7 +82,10 @@ impl Objects {
         }
         self.uploads.remove(id);
         let etag = format!("{}-{}", hex(&md5_of(&digests)), etags.len());
-        Some(Object { bytes: content.into(), etag })
+        Some(Object {
+            bytes: content.into(),
+            etag,
+        })
     }
 
     /// Gives an upload up.

@@ -38,7 +38,11 @@ enum Trouble {
 pub async fn supervise(world: Arc<World>, slot: usize) {
     for life in 1.. {
         let downtime = world.with(|state| {
-            if state.calm { Duration::ZERO } else { state.dice.millis(0, 20_000) }
+            if state.calm {
+                Duration::ZERO
+            } else {
+                state.dice.millis(0, 20_000)
+            }
         });
         if life > 1 || slot > 0 {
             sleep(downtime).await;
@@ -60,11 +64,18 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
             },
             clock: MachineClock::new(Arc::clone(world), state.dice.millis(0, 1_000_000), skew_ms),
             configuration: Configuration::draw(&mut state.dice),
-            instance: if renamed { format!("sink-{slot}-{life}") } else { format!("sink-{slot}") },
+            instance: if renamed {
+                format!("sink-{slot}-{life}")
+            } else {
+                format!("sink-{slot}")
+            },
             seed: state.dice.bits() as u64,
         }
     });
-    world.note(format_args!("{} starts: {:?}", process.name, start.configuration));
+    world.note(format_args!(
+        "{} starts: {:?}",
+        process.name, start.configuration
+    ));
     let (stop, stopping) = watch::channel(false);
     let mut calm = world.calm.subscribe();
     let running = process.gate.hold(sink::run(start, stopping));
@@ -110,7 +121,9 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
 }
 
 async fn trouble(world: &World) -> Trouble {
-    let Some(longest) = world.scenario.trouble else { return pending().await };
+    let Some(longest) = world.scenario.trouble else {
+        return pending().await;
+    };
     let longest = i64::try_from(longest.as_millis()).unwrap_or(i64::MAX);
     let pause = world.with(|state| state.dice.millis(0, longest));
     sleep(pause).await;

@@ -150,7 +150,9 @@ async fn reached<W: Fn(i64) -> bool>(
         let there = wanted();
         let waiting = world.with(|state| {
             let mut queues = world.scenario.queues.iter();
-            queues.find(|queue| !state.checker.committed(queue).is_some_and(&there)).cloned()
+            queues
+                .find(|queue| !state.checker.committed(queue).is_some_and(&there))
+                .cloned()
         });
         let Some(queue) = waiting else { return Ok(()) };
         if world.elapsed() > until {
@@ -166,10 +168,15 @@ async fn reached<W: Fn(i64) -> bool>(
 
 fn report(world: &World) -> Report {
     world.with(|state| {
-        let truths = || state.log.queues.values().flat_map(|queue| queue.truth.values());
-        let count = |of: fn(&super::log::Truth) -> bool| {
-            truths().filter(|truth| of(truth)).count() as u64
+        let truths = || {
+            state
+                .log
+                .queues
+                .values()
+                .flat_map(|queue| queue.truth.values())
         };
+        let count =
+            |of: fn(&super::log::Truth) -> bool| truths().filter(|truth| of(truth)).count() as u64;
         Report {
             digest: state.trace.digest(),
             calls: state.calls,

@@ -105,8 +105,7 @@ impl Scenario {
         let epoch = DAY + hour * MINUTE - dice.between(MINUTE / 2, 6 * MINUTE);
         let calm_network = dice.chance(0.25);
         let deletes = dice.chance(0.4);
-        let retention =
-            (deletes && dice.chance(0.7)).then(|| dice.millis(20_000, 120_000));
+        let retention = (deletes && dice.chance(0.7)).then(|| dice.millis(20_000, 120_000));
         let ids = dice.chance(0.7);
         // A broker that sends no ids cannot show a new life that has outgrown the former one.
         let partition_deletes = deletes && ids && dice.chance(0.6);
@@ -120,15 +119,23 @@ impl Scenario {
         } else {
             Duration::from_secs(120)
         };
-        let queues = if dice.chance(0.3) { vec!["orders", "a/b c~é"] } else { vec!["orders"] };
+        let queues = if dice.chance(0.3) {
+            vec!["orders", "a/b c~é"]
+        } else {
+            vec!["orders"]
+        };
         let few = dice.chance(0.5);
         Self {
             epoch,
-            chaos: dice.millis(90_000, 360_000),
+            chaos: dice.millis(60_000, 240_000),
             queues: queues.into_iter().map(str::to_owned).collect(),
             queues_appear_late: dice.chance(0.15),
-            partitions: if few { dice.between(1, 4) } else { dice.between(5, 40) },
-            push_pause_ms: dice.pick(&[100, 400, 2_000, 10_000]),
+            partitions: if few {
+                dice.between(1, 4)
+            } else {
+                dice.between(5, 40)
+            },
+            push_pause_ms: dice.pick(&[200, 400, 2_000, 10_000]),
             push_records: dice.pick(&[1, 5, 30]),
             long_transaction: dice.pick(&[0.0, 0.01, 0.1]),
             masked: dice.pick(&[0.0, 0.0, 0.02, 0.3]),
@@ -137,14 +144,30 @@ impl Scenario {
             partition_deletes,
             clock_steps_back: dice.chance(0.2),
             write_at_lag: dice.between(1_000_000, 1_900_000),
-            page: if dice.chance(0.5) { 1_000 } else { usize::try_from(dice.between(1, 7)).unwrap_or(1) },
+            page: if dice.chance(0.5) {
+                1_000
+            } else {
+                usize::try_from(dice.between(1, 7)).unwrap_or(1)
+            },
             fetch_records: usize::try_from(dice.pick(&[1, 3, 20, 10_000])).unwrap_or(1),
             call_records: usize::try_from(dice.pick(&[2, 10, 100, 100_000, 100_000])).unwrap_or(1),
             instances: usize::try_from(dice.pick(&[1, 1, 2, 3])).unwrap_or(1),
-            error_rate: if calm_network { 0.0 } else { dice.pick(&[0.005, 0.03, 0.15]) },
-            slow_rate: if calm_network { 0.0 } else { dice.pick(&[0.0, 0.01, 0.05]) },
+            error_rate: if calm_network {
+                0.0
+            } else {
+                dice.pick(&[0.005, 0.03, 0.15])
+            },
+            slow_rate: if calm_network {
+                0.0
+            } else {
+                dice.pick(&[0.0, 0.01, 0.05])
+            },
             slow_ms,
-            crash_rate: if trouble.is_some() { dice.pick(&[0.0, 0.001, 0.01]) } else { 0.0 },
+            crash_rate: if trouble.is_some() {
+                dice.pick(&[0.0, 0.001, 0.01])
+            } else {
+                0.0
+            },
             trouble,
             pause,
             renames: dice.chance(0.3),
@@ -153,7 +176,6 @@ impl Scenario {
             earliest: dice.chance(0.5),
         }
     }
-
 }
 
 impl Configuration {
@@ -168,7 +190,9 @@ impl Configuration {
             align: dice.pick(Align::ALL),
             target: u64::try_from(dice.pick(&[2_000, 20_000, 1 << 20])).unwrap_or(1),
             max_window,
-            guard: Duration::from_millis(u64::try_from(dice.pick(&[0, 0, 200, 5_000])).unwrap_or(0)),
+            guard: Duration::from_millis(
+                u64::try_from(dice.pick(&[0, 0, 200, 5_000])).unwrap_or(0),
+            ),
             checkpoint_every: u64::try_from(dice.pick(&[1, 3, 20])).unwrap_or(1),
             fetch_concurrency: usize::try_from(dice.between(1, 4)).unwrap_or(1),
             discovery_interval: dice.millis(100, 2_000),

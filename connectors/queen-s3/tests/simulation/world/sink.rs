@@ -19,7 +19,13 @@ use super::spelling::{PREFIX, SINK};
 
 /// Runs a sink until it is told to stop.
 pub async fn run(start: Start, stop: watch::Receiver<bool>) {
-    let Start { link, clock, configuration, instance, seed } = start;
+    let Start {
+        link,
+        clock,
+        configuration,
+        instance,
+        seed,
+    } = start;
     let scenario = link.world.scenario.clone();
     let settings = Settings {
         prefix: PREFIX.to_owned(),
@@ -30,7 +36,11 @@ pub async fn run(start: Start, stop: watch::Receiver<bool>) {
             layout: configuration.layout,
             align: configuration.align,
         },
-        start: if scenario.earliest { StartAt::Earliest } else { StartAt::Latest },
+        start: if scenario.earliest {
+            StartAt::Earliest
+        } else {
+            StartAt::Latest
+        },
         target_bytes: configuration.target,
         max_window: configuration.max_window,
         checkpoint_every: configuration.checkpoint_every,
@@ -48,12 +58,20 @@ pub async fn run(start: Start, stop: watch::Receiver<bool>) {
         budget: Arc::clone(&link.budget),
         status: Arc::new(Status::default()),
         jitter: Jitter::new(seed),
-        identity: Identity { instance, incarnation: format!("{seed:016x}") },
+        identity: Identity {
+            instance,
+            incarnation: format!("{seed:016x}"),
+        },
         compute: Compute::InPlace,
         settings,
     });
     let queues = scenario.queues.iter().map(|name| {
-        queue::run(Arc::clone(&context), Name::from(&**name), None, stop.clone())
+        queue::run(
+            Arc::clone(&context),
+            Name::from(&**name),
+            None,
+            stop.clone(),
+        )
     });
     join_all(queues).await;
 }

@@ -70,23 +70,42 @@ pub fn data_root(queue: &str) -> String {
 
 /// Key of window `k`'s manifest.
 pub fn manifest(queue: &str, k: u64) -> String {
-    format!("{PREFIX}/_queen/{SINK}/{}/windows/{k:010}.json", encoded(queue))
+    format!(
+        "{PREFIX}/_queen/{SINK}/{}/windows/{k:010}.json",
+        encoded(queue)
+    )
 }
 
 /// Key of a window's data.
-pub fn data(queue: &str, k: u64, start: i64, end: i64, shape: Shape, partition: Option<&str>) -> String {
+pub fn data(
+    queue: &str,
+    k: u64,
+    start: i64,
+    end: i64,
+    shape: Shape,
+    partition: Option<&str>,
+) -> String {
     let at = Timestamp::from_microsecond(start).expect("a start within the calendar");
     let day = at.strftime("dt=%Y-%m-%d");
     let hour = at.strftime("hour=%H/");
-    let hour = if shape.align == Align::Day { String::new() } else { hour.to_string() };
+    let hour = if shape.align == Align::Day {
+        String::new()
+    } else {
+        hour.to_string()
+    };
     let extension = match (shape.format, shape.compression) {
         (Format::Parquet, _) => "parquet",
         (_, Compression::Zstd) => "jsonl.zst",
         (_, Compression::Gzip) => "jsonl.gz",
         _ => "jsonl",
     };
-    let partition = partition.map(|name| format!("-p-{}", encoded(name))).unwrap_or_default();
-    format!("{}{day}/{hour}w-{k:010}-{start:016}-{end:016}{partition}.{extension}", data_root(queue))
+    let partition = partition
+        .map(|name| format!("-p-{}", encoded(name)))
+        .unwrap_or_default();
+    format!(
+        "{}{day}/{hour}w-{k:010}-{start:016}-{end:016}{partition}.{extension}",
+        data_root(queue)
+    )
 }
 
 /// What `key` names of `queue`'s lake, if it is one of its keys.
@@ -97,7 +116,9 @@ pub fn named(queue: &str, key: &str) -> Option<Named> {
         if let Some(rest) = rest.strip_prefix("windows/") {
             return number(rest.strip_suffix(".json")?).map(Named::Manifest);
         }
-        let rest = rest.strip_prefix("checkpoint/")?.strip_suffix(".json.zst")?;
+        let rest = rest
+            .strip_prefix("checkpoint/")?
+            .strip_suffix(".json.zst")?;
         return number(rest).map(Named::Checkpoint);
     }
     let rest = key.strip_prefix(&data_root(queue))?;
@@ -124,13 +145,24 @@ mod tests {
             layout: Layout::Merged,
             align: Align::Hour,
         };
-        let key = data("a/b", 7, 1_772_323_199_000_000, 1_772_323_200_000_000, shape, None);
+        let key = data(
+            "a/b",
+            7,
+            1_772_323_199_000_000,
+            1_772_323_200_000_000,
+            shape,
+            None,
+        );
         assert_eq!(
             key,
             "lake/all/main/queue=a%2Fb/dt=2026-02-28/hour=23/\
              w-0000000007-1772323199000000-1772323200000000.jsonl.zst"
         );
-        let window = Named::Data { k: 7, start: 1_772_323_199_000_000, end: 1_772_323_200_000_000 };
+        let window = Named::Data {
+            k: 7,
+            start: 1_772_323_199_000_000,
+            end: 1_772_323_200_000_000,
+        };
         assert_eq!(named("a/b", &key), Some(window));
         assert_eq!(named("a/b", &manifest("a/b", 3)), Some(Named::Manifest(3)));
         assert_eq!(named("other", &key), None);

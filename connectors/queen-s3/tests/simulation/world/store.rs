@@ -48,7 +48,9 @@ impl Store {
 
     fn live(&self, ns: &str, key: &str, now: i64) -> Option<&Row> {
         let row = self.rows.get(&(ns.to_owned(), key.to_owned()))?;
-        row.expires.is_none_or(|expires| expires > now).then_some(row)
+        row.expires
+            .is_none_or(|expires| expires > now)
+            .then_some(row)
     }
 
     fn operation(&mut self, operation: &KvOperation, now: i64) -> KvResult {
@@ -80,9 +82,10 @@ impl Store {
             }
             KvOpKind::GetPrefix => {
                 let prefix = operation.prefix.clone().unwrap_or_default();
-                let keys = self.rows.keys().filter(|(space, key)| {
-                    space == ns && key.starts_with(&prefix)
-                });
+                let keys = self
+                    .rows
+                    .keys()
+                    .filter(|(space, key)| space == ns && key.starts_with(&prefix));
                 let live = keys.filter_map(|(_, key)| Some((key, self.live(ns, key, now)?)));
                 result.rows = Some(live.map(|(key, row)| shown(key, row)).collect());
                 result.truncated = Some(false);
@@ -129,7 +132,14 @@ impl Store {
                 let expires = operation.ttl_seconds.map(|ttl| now + ttl * 1_000_000);
                 result.version = Some(self.version);
                 result.value = Some(value.clone());
-                self.rows.insert(at, Row { value, version: self.version, expires });
+                self.rows.insert(
+                    at,
+                    Row {
+                        value,
+                        version: self.version,
+                        expires,
+                    },
+                );
             }
         }
     }
@@ -187,8 +197,14 @@ mod tests {
         let mut store = Store::default();
         let first = store.batch(&[put("a", Expiry::Forever)], 0);
         assert_eq!(versions(first), [Some(1)]);
-        let lost = [put("b", Expiry::Forever), put("a", Expiry::Forever).expect(9).required()];
-        assert!(matches!(store.batch(&lost, 0), Ok(KvAnswer::RolledBack(Some(1)))));
+        let lost = [
+            put("b", Expiry::Forever),
+            put("a", Expiry::Forever).expect(9).required(),
+        ];
+        assert!(matches!(
+            store.batch(&lost, 0),
+            Ok(KvAnswer::RolledBack(Some(1)))
+        ));
         assert!(store.value("n", "b", 0).is_none());
     }
 
@@ -204,7 +220,10 @@ mod tests {
 
     #[test]
     fn a_write_without_an_expiry_is_refused() {
-        let bare = KvOperation { forever: None, ..put("a", Expiry::Forever) };
+        let bare = KvOperation {
+            forever: None,
+            ..put("a", Expiry::Forever)
+        };
         assert!(Store::default().batch(&[bare], 0).is_err());
     }
 }

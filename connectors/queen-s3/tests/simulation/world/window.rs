@@ -36,13 +36,18 @@ struct Fields<'a> {
 /// The records of an object, in its order.
 pub fn lines(content: &[u8], shape: Shape) -> Result<Vec<Line>, String> {
     if shape.format != Format::Jsonl {
-        return Err(format!("objects of format {} are not read by the checker", shape.format));
+        return Err(format!(
+            "objects of format {} are not read by the checker",
+            shape.format
+        ));
     }
     let text = match shape.compression {
         Compression::Zstd => zstd::decode_all(content).map_err(|source| source.to_string())?,
         Compression::Gzip => {
             let mut text = Vec::new();
-            GzDecoder::new(content).read_to_end(&mut text).map_err(|source| source.to_string())?;
+            GzDecoder::new(content)
+                .read_to_end(&mut text)
+                .map_err(|source| source.to_string())?;
             text
         }
         _ => content.to_vec(),
@@ -58,7 +63,10 @@ fn line(text: &str) -> Result<Line, String> {
     let fields: Fields<'_> =
         serde_json::from_str(text).map_err(|source| format!("{source} in {text}"))?;
     let ts = Micros::parse(&fields.ts).map_err(|source| source.to_string())?;
-    Ok(Line { key: (ts.0, Name::from(fields.partition), fields.offset), text: text.to_owned() })
+    Ok(Line {
+        key: (ts.0, Name::from(fields.partition), fields.offset),
+        text: text.to_owned(),
+    })
 }
 
 /// The bytes that a record must have.

@@ -43,8 +43,9 @@ async fn transaction(world: Arc<World>, number: u64) {
         };
         let transaction = state.log.begin(started, masked);
         let stages = state.dice.pick(&[1, 1, 1, 2, 4]);
-        let gaps: Vec<Duration> =
-            (0..=stages).map(|_| state.dice.millis(0, longest)).collect();
+        let gaps: Vec<Duration> = (0..=stages)
+            .map(|_| state.dice.millis(0, longest))
+            .collect();
         (transaction, stages, gaps, state.dice.chance(0.05))
     });
     for (stage, gap) in (0..stages).zip(&gaps) {
@@ -61,7 +62,9 @@ async fn transaction(world: Arc<World>, number: u64) {
                     record(&mut state.dice, number)
                 })
                 .collect();
-            state.log.insert(transaction, now, queue, &partition, records);
+            state
+                .log
+                .insert(transaction, now, queue, &partition, records);
         });
     }
     sleep(gaps[gaps.len() - 1]).await;
@@ -72,7 +75,10 @@ async fn transaction(world: Arc<World>, number: u64) {
     let verdicts: Vec<_> = world.with(|state| {
         let dice = &mut state.dice;
         let visible = state.log.commit(transaction, || dice.bits());
-        visible.iter().map(|(queue, ts)| state.checker.segment_visible(queue, *ts)).collect()
+        visible
+            .iter()
+            .map(|(queue, ts)| state.checker.segment_visible(queue, *ts))
+            .collect()
     });
     for verdict in verdicts {
         world.judge(verdict);
@@ -104,7 +110,9 @@ pub async fn delete(world: Arc<World>) {
             if state.calm {
                 return (0, None);
             }
-            let age = scenario.retention.map(|age| i64::try_from(age.as_micros()).unwrap_or(i64::MAX));
+            let age = scenario
+                .retention
+                .map(|age| i64::try_from(age.as_micros()).unwrap_or(i64::MAX));
             let segments = age.map_or(0, |age| state.log.retain(now - age));
             let mut gone = None;
             if scenario.partition_deletes && state.dice.chance(0.3) {
@@ -117,12 +125,16 @@ pub async fn delete(world: Arc<World>) {
             if state.dice.chance(0.1) {
                 let name = partition_name(state.dice.between(0, scenario.partitions));
                 let id = state.dice.bits();
-                state.log.create_partition(&scenario.queues[0], &name, now, id);
+                state
+                    .log
+                    .create_partition(&scenario.queues[0], &name, now, id);
             }
             (segments, gone)
         });
         if segments > 0 || partition.is_some() {
-            world.note(format_args!("deleted: {segments} segments, partition {partition:?}"));
+            world.note(format_args!(
+                "deleted: {segments} segments, partition {partition:?}"
+            ));
         }
     }
 }
