@@ -1,5 +1,6 @@
 //! One object, downloaded, hashed and read in one pass.
 
+use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,11 +11,12 @@ use sha2::{Digest, Sha256};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::finding::{Finding, Findings, Kind};
-use super::records::{ReadError, read};
+use super::records::{ReadError, read_lines, read_parquet};
 use super::scan::{Runs, Scan, Scanned};
 use super::store::Store;
 use crate::bucket::{BucketError, ObjectReader};
 use crate::compute::Compute;
+use crate::lake::Format;
 use crate::lake::manifest::{Manifest, ManifestObject, hex};
 use crate::limits::VERIFY_PIECES;
 use crate::time::Micros;
@@ -83,13 +85,12 @@ pub async fn check(
             scanned.records
         )
     });
-    let sha256 = hex(&sha256);
     let damage = if bytes != object.bytes {
         let named = object.bytes;
         let text = format!("it has {bytes} bytes where its manifest says {named}");
         Some((Kind::Size, text))
-    } else if !sha256.eq_ignore_ascii_case(&object.sha256) {
-        let named = &object.sha256;
+    } else if !is_as_written(object, bytes, &sha256) {
+        let (sha256, named) = (hex(&sha256), &object.sha256);
         let text = format!("its SHA-256 is {sha256} where its manifest says {named}");
         Some((Kind::Sha256, text))
     } else {
@@ -189,24 +190,43 @@ async fn feed(
 }
 
 fn scan(manifest: &Manifest, at: usize, arriving: Receiver<Bytes>) -> Content {
+    let object = &manifest.objects[at];
     let mut input = Arriving {
         pieces: arriving,
         piece: Bytes::new(),
         bytes: 0,
         sha256: Sha256::new(),
     };
-    let mut scan = Scan::new(manifest, &manifest.objects[at]);
-    let ended = read(manifest.format, manifest.compression, &mut input, |seen| {
-        scan.see(seen);
-    });
+    let mut scan = Scan::new(manifest, object);
+    let ended = match manifest.format {
+        Format::Jsonl => read_lines(manifest.compression, &mut input, |seen| scan.see(seen)),
+        Format::Parquet => spool(&mut input).map_err(Into::into).and_then(|file| {
+            // Other bytes than were written are not worth reading.
+            match is_as_written(object, input.bytes, &input.sha256()) {
+                true => read_parquet(file, |seen| scan.see(seen)),
+                false => Ok(()),
+            }
+        }),
+    };
     // The hash is of everything, whatever the records are.
     let drained = io::copy(&mut input, &mut io::sink());
     Content {
         bytes: input.bytes,
-        sha256: input.sha256.finalize().into(),
+        sha256: input.sha256(),
         scanned: scan.finish(),
         error: ended.and(drained.map(drop).map_err(Into::into)).err(),
     }
+}
+
+/// Writes what arrives into a file without a name, gone when it is closed.
+fn spool(input: &mut impl Read) -> io::Result<File> {
+    let mut file = tempfile::tempfile()?;
+    io::copy(input, &mut file)?;
+    Ok(file)
+}
+
+fn is_as_written(object: &ManifestObject, bytes: u64, sha256: &[u8; 32]) -> bool {
+    bytes == object.bytes && hex(sha256).eq_ignore_ascii_case(&object.sha256)
 }
 
 /// An object's bytes as they arrive, hashed on the way.
@@ -215,6 +235,13 @@ struct Arriving {
     piece: Bytes,
     bytes: u64,
     sha256: Sha256,
+}
+
+impl Arriving {
+    /// The hash of what has arrived.
+    fn sha256(&self) -> [u8; 32] {
+        self.sha256.clone().finalize().into()
+    }
 }
 
 impl Read for Arriving {

@@ -30,6 +30,15 @@ pub const SHAPE: Shape = Shape {
     align: Align::Hour,
 };
 
+/// Every format with every compression that it has.
+pub const ENCODINGS: [(Format, Compression); 5] = [
+    (Format::Jsonl, Compression::Zstd),
+    (Format::Jsonl, Compression::Gzip),
+    (Format::Jsonl, Compression::None),
+    (Format::Parquet, Compression::Zstd),
+    (Format::Parquet, Compression::Snappy),
+];
+
 /// A record: partition, offset, and seconds after [`EPOCH`].
 pub type Record<'a> = (&'a str, i64, i64);
 

@@ -1,11 +1,13 @@
 use std::sync::Arc;
 
 use queen_s3::lake::manifest::hex;
-use queen_s3::lake::{Align, Compression, Layout, Shape};
+use queen_s3::lake::{Align, Compression, Format, Layout, Shape};
 use queen_s3::verify::{Kind, Progress, verify};
 use sha2::{Digest, Sha256};
 
-use crate::lake::{EPOCH, LINEAGE, Lake, PREFIX, SECOND, SHAPE, SINK, at, check, range, store};
+use crate::lake::{
+    ENCODINGS, EPOCH, LINEAGE, Lake, PREFIX, SECOND, SHAPE, SINK, at, check, range, store,
+};
 
 /// Three windows of three partitions, one of which ends and begins again.
 fn clean(shape: Shape) -> Lake {
@@ -22,10 +24,11 @@ fn clean(shape: Shape) -> Lake {
 
 #[tokio::test]
 async fn a_whole_lake_is_clean_in_every_shape() {
-    for compression in [Compression::Zstd, Compression::Gzip, Compression::None] {
+    for (format, compression) in ENCODINGS {
         for layout in Layout::ALL {
             for align in Align::ALL {
                 let shape = Shape {
+                    format,
                     compression,
                     layout: *layout,
                     align: *align,
@@ -71,10 +74,11 @@ async fn a_missing_object_is_found_and_its_gap_is_not_told_twice() {
 
 #[tokio::test]
 async fn a_flipped_byte_is_found_wherever_it_is() {
-    for compression in [Compression::Zstd, Compression::Gzip, Compression::None] {
+    for (format, compression) in ENCODINGS {
         let mut lake = Lake::of(
             "orders",
             Shape {
+                format,
                 compression,
                 ..SHAPE
             },
@@ -96,17 +100,18 @@ async fn a_flipped_byte_is_found_wherever_it_is() {
                 .map(|f| (f.kind, f.key.as_ref()))
                 .collect();
             let expected = [(Kind::Sha256, Some(&object.key))];
-            assert_eq!(found, expected, "{compression} at {position}");
+            assert_eq!(found, expected, "{format} {compression} at {position}");
         }
     }
 }
 
 #[tokio::test]
 async fn a_cut_object_and_one_with_more_behind_it_are_found() {
-    for compression in [Compression::Zstd, Compression::Gzip, Compression::None] {
+    for (format, compression) in ENCODINGS {
         let mut lake = Lake::of(
             "orders",
             Shape {
+                format,
                 compression,
                 ..SHAPE
             },
@@ -124,7 +129,7 @@ async fn a_cut_object_and_one_with_more_behind_it_are_found() {
             assert_eq!(
                 lake.found().await,
                 [(Kind::Size, Some(1), None)],
-                "{compression}"
+                "{format} {compression}"
             );
         }
     }
@@ -150,6 +155,23 @@ async fn a_second_frame_that_one_shot_readers_do_not_see_is_found_though_the_has
         lake.put_manifest(&manifest);
         assert_eq!(lake.found().await, [(Kind::Unreadable, Some(1), None)]);
     }
+}
+
+#[tokio::test]
+async fn an_object_that_is_no_parquet_file_is_found_though_the_hash_is_right() {
+    let shape = Shape {
+        format: Format::Parquet,
+        ..SHAPE
+    };
+    let mut lake = Lake::of("orders", shape);
+    let mut manifest = lake.build(10, &[("a", 0, 1)]);
+    let object = &mut manifest.objects[0];
+    let content = "PAR1 PAR1";
+    (object.bytes, object.sha256) = (content.len() as u64, hex(&Sha256::digest(content)));
+    lake.bucket.insert(&object.key, content);
+    manifest.bytes = manifest.objects[0].bytes;
+    lake.put_manifest(&manifest);
+    assert_eq!(lake.found().await, [(Kind::Unreadable, Some(1), None)]);
 }
 
 #[tokio::test]
