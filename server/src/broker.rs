@@ -21,6 +21,7 @@ use crate::kv;
 use crate::limits::STOP_GRACE;
 use crate::log::cursor::CursorKey;
 use crate::log::peers;
+use crate::log::seal::Vault;
 use crate::log::waiters::Waiters;
 use crate::metrics::Metrics;
 use crate::retention;
@@ -39,6 +40,8 @@ pub struct Broker {
     pub cursor_key: CursorKey,
     /// One slot per database read of `fetch` in progress: bounds what answers hold in memory.
     pub pop_lane: Semaphore,
+    /// The key of encryption at rest, and what it is needed for.
+    pub vault: Vault,
     /// Counters and gauges.
     pub metrics: Metrics,
     /// The sink that the broker runs, if it runs one.
@@ -108,6 +111,7 @@ impl Running {
             waiters: Waiters::default(),
             outbox: peers::Outbox::default(),
             cursor_key,
+            vault: Vault::new(config.seal_key.clone()),
             metrics: Metrics::new(),
             sink: config.embedded.as_ref().map(|_| Arc::default()),
             instance: Uuid::new_v4(),

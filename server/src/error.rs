@@ -22,6 +22,11 @@ pub enum ApiError {
     /// There is no token, or it proves nothing: `401`. It allows too little: `403`.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// A queue is encrypted at rest and this broker has no key: `503`, another one may have it.
+    #[error(
+        "a queue of this push is encrypted at rest, and this broker has no QUEEN_ENCRYPTION_KEY"
+    )]
+    NoKey,
     /// Known to Queen's API, absent here: `501`.
     #[error("{0} is not in this release of the broker")]
     NotImplemented(Cow<'static, str>),
@@ -65,7 +70,7 @@ impl ApiError {
             Self::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
             Self::NoRoute(_) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Stopping | Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NoKey | Self::Stopping | Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -75,6 +80,7 @@ impl ApiError {
             Self::BadRequest { code, .. } => code,
             Self::Refused(Refusal::TooLow(_)) => "forbidden",
             Self::Refused(_) => "unauthorized",
+            Self::NoKey => "encryption_key_missing",
             Self::NotImplemented(_) => "not_implemented",
             Self::NoRoute(_) => "route_unknown",
             Self::MethodNotAllowed(_) => "method_not_allowed",

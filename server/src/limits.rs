@@ -106,6 +106,9 @@ pub const SINK_LINES_PER_WINDOW: u32 = 200;
 /// The window of that budget.
 pub const SINK_LINES_WINDOW: Duration = Duration::from_secs(10);
 
+/// Encrypted queues that a broker remembers.
+pub const KNOWN_ENCRYPTED_QUEUES: usize = 10_000;
+
 /// An HMAC secret shorter than what it signs with is weak.
 pub const TOKEN_SECRET_SHORT_BYTES: usize = 32;
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::auth::Authority;
 use crate::embedded::settings::EmbeddedConfig;
 use crate::limits::MIB;
+use crate::log::seal::SealKey;
 
 mod reader;
 mod variables;
@@ -80,6 +81,8 @@ pub struct Config {
     pub tenancy_header: bool,
     /// Who signs the bearer tokens that requests need; without it they need none.
     pub authority: Option<Authority>,
+    /// The key of encryption at rest.
+    pub seal_key: Option<SealKey>,
     /// The sink that the broker runs, if it runs one.
     pub embedded: Option<EmbeddedConfig>,
     /// Format of the log.
@@ -169,12 +172,13 @@ impl Config {
         }
         let authority = Authority::read(&mut reader);
         let embedded = EmbeddedConfig::read(&mut reader);
-        if reader.value("QUEEN_ENCRYPTION_KEY").is_some() {
-            reader.problems.push(
-                "QUEEN_ENCRYPTION_KEY: encryption at rest is not in this release; leave it unset"
-                    .into(),
-            );
-        }
+        let seal_key = reader.value("QUEEN_ENCRYPTION_KEY").and_then(|text| {
+            let key = SealKey::parse(&text);
+            if key.is_none() {
+                reader.refuse("QUEEN_ENCRYPTION_KEY", &text);
+            }
+            key
+        });
 
         if !reader.problems.is_empty() {
             return Err(ConfigErrors(reader.problems));
@@ -190,6 +194,7 @@ impl Config {
             partition_cleanup_days,
             tenancy_header,
             authority,
+            seal_key,
             embedded,
             log_format,
             log_filter,

@@ -189,8 +189,8 @@ pub const VARIABLES: &[Variable] = &[
     ),
     secret(
         "QUEEN_ENCRYPTION_KEY",
-        "unset",
-        "Payload encryption at rest. Not in this release: setting it is refused, so that nothing is stored in the clear by mistake.",
+        "32 bytes, in hexadecimal digits or base64",
+        "The key of encryption at rest, for queues with `encryptionEnabled`. The same on every broker of a database.",
     ),
     secret(
         "QUEEN_SYNC_SECRET",

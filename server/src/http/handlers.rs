@@ -39,7 +39,7 @@ pub async fn push(
     }
     // A client that goes away must not keep the written from being told to those who wait.
     let task = tokio::spawn(async move {
-        let assigned = push::store(&broker.database, tenant, &push).await?;
+        let (push, assigned) = push::store(&broker.database, &broker.vault, tenant, push).await?;
         for (queue, partition) in push.queues.iter().zip(&push.partitions) {
             broker.waiters.wake_partition(tenant, queue, partition);
         }
@@ -144,6 +144,12 @@ pub async fn configure(
     Body(body): Body,
 ) -> Result<Response, ApiError> {
     let request = parsed(body, |body| configure::parse(body)).await?;
+    if request.encrypts() && broker.vault.key().is_none() {
+        return Err(ApiError::coded(
+            "encryption_key_missing",
+            "encryptionEnabled: this broker has no QUEEN_ENCRYPTION_KEY",
+        ));
+    }
     let client = broker.database.client().await?;
     let configured = configure::configure(&client, tenant, &request).await?;
     drop(client);

@@ -37,6 +37,15 @@ pub enum Damage {
     /// Not a layout this broker knows.
     #[error("the block has the unknown layout {0}")]
     Layout(u8),
+    /// The block is sealed and the broker has no key.
+    #[error("the block is encrypted and QUEEN_ENCRYPTION_KEY is unset")]
+    NoKey,
+    /// The block is sealed with another key.
+    #[error("the block is encrypted with another key than QUEEN_ENCRYPTION_KEY")]
+    OtherKey,
+    /// The block does not open: cut, changed, or moved from elsewhere.
+    #[error("the block does not open with its key: it is damaged or not in its place")]
+    Seal,
     /// A record reaches past the end of the block.
     #[error("a record reaches past the end of the block")]
     Record,

@@ -18,6 +18,7 @@ use crate::limits::{
 };
 use crate::log::changed::UNKNOWN;
 use crate::log::render::{EntryAnswer, Rendered, StoredSegment, render};
+use crate::log::seal::Vault;
 use crate::name::{DEFAULT_PARTITION, PartitionName, check_name};
 
 /// Marker of an offset outside of the log; the bounds come with it.
@@ -129,12 +130,12 @@ pub async fn fetch(
     loop {
         let look = look(broker, tenant, &request).await?;
         let Some(registration) = &registration else {
-            return finish(look).await;
+            return finish(look, tenant, &broker.vault).await;
         };
         let ends = Instant::now() >= deadline || broker.stopping.is_cancelled();
         let ends = ends || look.failed || look.full;
         if ends || look.payload_bytes >= request.min_bytes {
-            let rendered = finish(look).await?;
+            let rendered = finish(look, tenant, &broker.vault).await?;
             // The first segment may begin below the offset asked for, so only what is rendered
             // tells whether there is enough.
             if ends || rendered.failed || rendered.payload_bytes >= request.min_bytes {
@@ -263,11 +264,14 @@ impl Look {
     }
 }
 
-async fn finish(look: Look) -> Result<Rendered, ApiError> {
+async fn finish(look: Look, tenant: Uuid, vault: &Vault) -> Result<Rendered, ApiError> {
+    let key = vault.key().cloned();
     if look.stored_bytes <= INLINE_WORK_BYTES {
-        return Ok(render(&look.entries));
+        return Ok(render(&look.entries, tenant, key.as_deref()));
     }
-    Ok(tokio::task::spawn_blocking(move || render(&look.entries)).await?)
+    let rendering =
+        tokio::task::spawn_blocking(move || render(&look.entries, tenant, key.as_deref()));
+    Ok(rendering.await?)
 }
 
 #[cfg(test)]

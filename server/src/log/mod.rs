@@ -8,4 +8,5 @@ pub mod peers;
 pub mod push;
 pub mod render;
 pub mod safe_time;
+pub mod seal;
 pub mod waiters;

@@ -1,9 +1,11 @@
 //! `push`: many records, of many queues and partitions, in one transaction.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use deadpool_postgres::Object;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio_postgres::error::SqlState;
@@ -12,8 +14,9 @@ use uuid::Uuid;
 use crate::database::Database;
 use crate::error::{ApiError, describe};
 use crate::http::json;
-use crate::limits::{PUSH_ATTEMPTS, TRANSACTION_ID_MAX_BYTES};
+use crate::limits::{INLINE_WORK_BYTES, PUSH_ATTEMPTS, TRANSACTION_ID_MAX_BYTES};
 use crate::log::codec::{Block, BlockWriter};
+use crate::log::seal::{Place as SealPlace, SealKey, Vault};
 use crate::name::{DEFAULT_PARTITION, PartitionName, Text, check_name};
 
 /// The request: everything borrows from the body.
@@ -44,6 +47,8 @@ pub struct PreparedPush {
     pub partitions: Vec<String>,
     counts: Vec<i64>,
     segments: Segments,
+    /// Queues whose segments are sealed.
+    sealed: HashSet<String>,
     places: Vec<Place>,
     /// Transaction ids as JSON strings, one after the other, in the order of the request.
     ids: Vec<u8>,
@@ -88,6 +93,47 @@ impl PreparedPush {
     /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
+    }
+
+    /// Seals the segments of `queues` that are not sealed yet.
+    fn seal(
+        &mut self,
+        tenant: Uuid,
+        queues: &HashSet<String>,
+        key: &SealKey,
+    ) -> Result<(), ApiError> {
+        let segments = &mut self.segments;
+        for (index, block) in segments.block.iter_mut().enumerate() {
+            // The database counts groups from 1.
+            let group = segments.group[index].unsigned_abs() as usize - 1;
+            let queue = &self.queues[group];
+            if !queues.contains(queue) || self.sealed.contains(queue) {
+                continue;
+            }
+            let place = SealPlace {
+                tenant,
+                queue,
+                partition: &self.partitions[group],
+                records: segments.records[index].unsigned_abs() as usize,
+                raw_bytes: segments.raw[index].unsigned_abs() as usize,
+            };
+            *block = key
+                .seal(block, place)
+                .map_err(|error| ApiError::Internal(format!("cannot seal a segment: {error}")))?;
+        }
+        self.sealed.extend(queues.iter().cloned());
+        Ok(())
+    }
+
+    /// The queues whose segments are in the clear, each once.
+    fn clear_queues(&self) -> Vec<&str> {
+        let clear: HashSet<&str> = self
+            .queues
+            .iter()
+            .filter(|queue| !self.sealed.contains(*queue))
+            .map(String::as_str)
+            .collect();
+        clear.into_iter().collect()
     }
 
     /// The answer: one object per item, in the order of the request.
@@ -241,20 +287,27 @@ impl Segments {
     }
 }
 
-/// Writes a prepared push in one transaction and gives back what each group was assigned.
+/// Writes a prepared push in one transaction, and gives it back with what each group was assigned.
 ///
 /// # Errors
 ///
 /// `503` or `500`: nothing is written, unless the connection was lost after the commit was sent.
 pub async fn store(
     database: &Database,
+    vault: &Vault,
     tenant: Uuid,
-    push: &PreparedPush,
-) -> Result<Vec<Assigned>, ApiError> {
-    const PUSH: &str = "SELECT life, base_offset FROM queen.push($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)";
-    let segments = &push.segments;
+    mut push: PreparedPush,
+) -> Result<(PreparedPush, Vec<Assigned>), ApiError> {
+    const PUSH: &str = "
+        SELECT life, base_offset FROM queen.push($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)
+        WHERE queen.takes_clear($1, $11)";
+    let known = vault.known(tenant, &push.queues);
+    if !known.is_empty() {
+        push = sealed(push, vault, tenant, known).await?;
+    }
     let mut attempt = 1;
     loop {
+        let segments = &push.segments;
         let client = database.client().await?;
         let statement = client.prepare_cached(PUSH).await?;
         let outcome = client
@@ -271,18 +324,26 @@ pub async fn store(
                     &segments.raw,
                     &segments.payload,
                     &segments.block,
+                    &push.clear_queues(),
                 ],
             )
             .await;
         match outcome {
             Ok(rows) => {
-                return Ok(rows
+                let assigned = rows
                     .iter()
                     .map(|row| Assigned {
                         life: row.get(0),
                         base_offset: row.get(1),
                     })
-                    .collect());
+                    .collect();
+                return Ok((push, assigned));
+            }
+            Err(error) if attempt < PUSH_ATTEMPTS && is_refused_in_clear(&error) => {
+                attempt += 1;
+                let encrypted = encrypted(&client, tenant, &push.queues).await?;
+                drop(client);
+                push = sealed(push, vault, tenant, encrypted).await?;
             }
             Err(error) if attempt < PUSH_ATTEMPTS && begins_again(&error) => {
                 tracing::debug!(attempt, error = describe(&error), "push begins again");
@@ -291,6 +352,50 @@ pub async fn store(
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Seals what belongs to `queues`, away from the asynchronous threads when it is large, and
+/// remembers them.
+async fn sealed(
+    mut push: PreparedPush,
+    vault: &Vault,
+    tenant: Uuid,
+    queues: HashSet<String>,
+) -> Result<PreparedPush, ApiError> {
+    let key = Arc::clone(vault.key().ok_or(ApiError::NoKey)?);
+    for queue in &queues {
+        vault.learn(tenant, queue.clone());
+    }
+    let bytes: usize = push.segments.block.iter().map(Vec::len).sum();
+    if bytes <= INLINE_WORK_BYTES {
+        push.seal(tenant, &queues, &key)?;
+        return Ok(push);
+    }
+    tokio::task::spawn_blocking(move || push.seal(tenant, &queues, &key).map(|()| push)).await?
+}
+
+/// Those of `queues` that are encrypted at rest.
+async fn encrypted(
+    client: &Object,
+    tenant: Uuid,
+    queues: &[String],
+) -> Result<HashSet<String>, ApiError> {
+    const ENCRYPTED: &str = "
+        SELECT q.name FROM unnest($2::text[]) AS w (queue)
+        JOIN queen.queues q ON q.tenant = $1 AND q.name = w.queue
+        WHERE q.options -> 'encryptionEnabled' = 'true'::jsonb";
+    let statement = client.prepare_cached(ENCRYPTED).await?;
+    let rows = client.query(&statement, &[&tenant, &queues]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// The state that `queen.takes_clear` raises.
+const REFUSED_IN_CLEAR: &str = "QS001";
+
+fn is_refused_in_clear(error: &tokio_postgres::Error) -> bool {
+    error
+        .code()
+        .is_some_and(|state| state.code() == REFUSED_IN_CLEAR)
 }
 
 /// The transaction was rolled back for a reason that another attempt does not meet.

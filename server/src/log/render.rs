@@ -1,8 +1,11 @@
 //! The answer of a fetch, rendered straight from decompressed blocks.
 
+use uuid::Uuid;
+
 use crate::http::json;
 use crate::limits::{FETCH_CALL_RENDERED_BYTES, FETCH_RECORDS_PER_ENTRY};
 use crate::log::codec::{Damage, Records, decompress};
+use crate::log::seal::{Place, SealKey, opened};
 use crate::timestamp::Timestamp;
 
 /// A segment as the database gave it; `B` holds its compressed block.
@@ -55,8 +58,12 @@ pub struct Rendered {
     pub failed: bool,
 }
 
-/// Renders `entries` up to the limits of a call.
-pub fn render<B: AsRef<[u8]>>(entries: &[EntryAnswer<B>]) -> Rendered {
+/// Renders `entries` of `tenant` up to the limits of a call. `key` opens what is sealed.
+pub fn render<B: AsRef<[u8]>>(
+    entries: &[EntryAnswer<B>],
+    tenant: Uuid,
+    key: Option<&SealKey>,
+) -> Rendered {
     let expected: usize = entries
         .iter()
         .flat_map(|entry| &entry.segments)
@@ -65,6 +72,9 @@ pub fn render<B: AsRef<[u8]>>(entries: &[EntryAnswer<B>]) -> Rendered {
     let mut renderer = Renderer {
         out: Vec::with_capacity(expected.min(FETCH_CALL_RENDERED_BYTES) + entries.len() * 160 + 16),
         raw: Vec::new(),
+        opened: Vec::new(),
+        tenant,
+        key,
         payload_bytes: 0,
         records: 0,
         full: false,
@@ -86,16 +96,19 @@ pub fn render<B: AsRef<[u8]>>(entries: &[EntryAnswer<B>]) -> Rendered {
     }
 }
 
-struct Renderer {
+struct Renderer<'a> {
     out: Vec<u8>,
     raw: Vec<u8>,
+    opened: Vec<u8>,
+    tenant: Uuid,
+    key: Option<&'a SealKey>,
     payload_bytes: u64,
     records: u64,
     /// The call's rendered bytes are spent.
     full: bool,
 }
 
-impl Renderer {
+impl Renderer<'_> {
     /// Whether the entry carries an error.
     fn entry<B: AsRef<[u8]>>(&mut self, entry: &EntryAnswer<B>) -> bool {
         let mut digits = itoa::Buffer::new();
@@ -110,7 +123,7 @@ impl Renderer {
             if self.full || taken == FETCH_RECORDS_PER_ENTRY {
                 break;
             }
-            if let Err(damage) = self.segment(segment, entry.offset, &mut taken) {
+            if let Err(damage) = self.segment(entry, segment, &mut taken) {
                 tracing::error!(
                     queue = entry.queue,
                     partition = entry.partition,
@@ -139,13 +152,21 @@ impl Renderer {
 
     fn segment<B: AsRef<[u8]>>(
         &mut self,
+        entry: &EntryAnswer<B>,
         segment: &StoredSegment<B>,
-        from: i64,
         taken: &mut usize,
     ) -> Result<(), Damage> {
+        let place = Place {
+            tenant: self.tenant,
+            queue: &entry.queue,
+            partition: &entry.partition,
+            records: segment.records,
+            raw_bytes: segment.raw_bytes,
+        };
         let mut raw = std::mem::take(&mut self.raw);
-        let outcome = decompress(segment.block.as_ref(), segment.raw_bytes, &mut raw)
-            .and_then(|()| self.records(&raw, segment, from, taken));
+        let outcome = opened(segment.block.as_ref(), place, self.key, &mut self.opened)
+            .and_then(|frame| decompress(frame, segment.raw_bytes, &mut raw))
+            .and_then(|()| self.records(&raw, segment, entry.offset, taken));
         self.raw = raw;
         outcome
     }
@@ -247,7 +268,7 @@ mod tests {
             ),
             unknown,
         ];
-        let rendered = render(&entries);
+        let rendered = render(&entries, Uuid::nil(), None);
         let answer: queen_protocol::FetchResponse =
             serde_json::from_slice(&rendered.body).expect("a fetch answer");
         assert_eq!(
@@ -273,10 +294,14 @@ mod tests {
     fn a_damaged_segment_ends_its_entry_and_says_so() {
         let mut damaged = segment(1, &["2"]);
         damaged.block.remove(0);
-        let rendered = render(&[entry(
-            0,
-            vec![segment(0, &["1"]), damaged, segment(2, &["3"])],
-        )]);
+        let rendered = render(
+            &[entry(
+                0,
+                vec![segment(0, &["1"]), damaged, segment(2, &["3"])],
+            )],
+            Uuid::nil(),
+            None,
+        );
         let answer: queen_protocol::FetchResponse =
             serde_json::from_slice(&rendered.body).expect("a fetch answer");
         assert_eq!(answer.entries[0].records.len(), 1);
@@ -287,17 +312,21 @@ mod tests {
     fn a_segment_with_another_count_of_records_is_damaged() {
         let mut wrong = segment(0, &["1", "2"]);
         wrong.records = 3;
-        let rendered = render(&[entry(0, vec![wrong])]);
+        let rendered = render(&[entry(0, vec![wrong])], Uuid::nil(), None);
         assert!(rendered.failed && rendered.records == 0);
     }
 
     #[test]
     fn an_entry_ends_at_its_records() {
         let payloads = vec!["1"; FETCH_RECORDS_PER_ENTRY];
-        let rendered = render(&[entry(
-            5,
-            vec![segment(0, &payloads), segment(10_000, &payloads)],
-        )]);
+        let rendered = render(
+            &[entry(
+                5,
+                vec![segment(0, &payloads), segment(10_000, &payloads)],
+            )],
+            Uuid::nil(),
+            None,
+        );
         assert_eq!(rendered.records, FETCH_RECORDS_PER_ENTRY as u64);
     }
 }

@@ -17,11 +17,18 @@ pub struct ConfigureRequest {
     replace: bool,
 }
 
+impl ConfigureRequest {
+    /// Whether it turns encryption at rest on.
+    pub fn encrypts(&self) -> bool {
+        self.changes.encrypts()
+    }
+}
+
 /// Parses and checks a request body. Options stand under `options`, or beside `queue`.
 ///
 /// # Errors
 ///
-/// `400` naming the field, `501` for an option that this release cannot keep.
+/// `400` naming the field.
 pub fn parse(body: &[u8]) -> Result<ConfigureRequest, ApiError> {
     let request: Map<String, Value> = json::parse(body)?;
     let Some(Value::String(queue)) = request.get("queue") else {

@@ -72,7 +72,7 @@ impl Changes {
     ///
     /// # Errors
     ///
-    /// `400` naming the option; `501` for one that this release cannot keep.
+    /// `400` naming the option.
     pub fn check(given: &Map<String, Value>) -> Result<Self, ApiError> {
         let mut changes = Map::new();
         for option in OPTIONS {
@@ -80,12 +80,12 @@ impl Changes {
                 changes.insert(option.name.into(), option.check(value)?);
             }
         }
-        if changes.get("encryptionEnabled") == Some(&Value::Bool(true)) {
-            return Err(ApiError::NotImplemented(
-                "the option encryptionEnabled".into(),
-            ));
-        }
         Ok(Self(changes))
+    }
+
+    /// Whether they turn encryption at rest on.
+    pub fn encrypts(&self) -> bool {
+        self.0.get("encryptionEnabled") == Some(&Value::Bool(true))
     }
 
     /// The changes as a JSON object.

@@ -100,7 +100,7 @@ async fn a_wrong_request_is_refused() {
         (r#"{"queue":"a\u0000b"}"#, 400),
         (r#"{"queue":"q","mode":"patch"}"#, 400),
         (r#"{"queue":"q","options":[]}"#, 400),
-        (r#"{"queue":"q","options":{"encryptionEnabled":true}}"#, 501),
+        (r#"{"queue":"q","options":{"encryptionEnabled":true}}"#, 400),
     ] {
         assert_eq!(
             fixture.post("/api/v1/configure", body).await.status,

@@ -7,6 +7,7 @@ mod boot;
 mod changed;
 mod configure;
 mod embedded;
+mod encryption;
 mod fetch;
 mod http;
 mod kv;
