@@ -31,7 +31,7 @@ fn setting(name: &str) -> Option<u64> {
 }
 
 /// Runs `seeds` on all cores.
-fn run_all(seeds: std::ops::Range<u64>) -> (Vec<Report>, Vec<Box<Broken>>) {
+fn run_all(seeds: std::ops::Range<u64>) -> (Vec<Report>, Vec<Broken>) {
     let next = AtomicU64::new(seeds.start);
     let results = Mutex::new((Vec::new(), Vec::new()));
     thread::scope(|scope| {
@@ -46,7 +46,7 @@ fn run_all(seeds: std::ops::Range<u64>) -> (Vec<Report>, Vec<Box<Broken>>) {
                     let mut results = results.lock().expect("no holder panics");
                     match result {
                         Ok(report) => results.0.push(report),
-                        Err(broken) => results.1.push(broken),
+                        Err(broken) => results.1.push(*broken),
                     }
                     if results.1.len() >= SHOWN {
                         return;
