@@ -1,5 +1,6 @@
 //! The fence: every lease, intent and pointer write of one owner, one at a time.
 
+use std::future::Future;
 use std::sync::Mutex as StdMutex;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
@@ -118,22 +119,40 @@ impl Fence {
         }
     }
 
-    /// Waits until an upload may start: a write to the bucket must not begin when another instance
-    /// may hold the lease already.
-    pub async fn permitted(&self) {
+    /// Carries out a write that makes something visible in the bucket. It begins only while no
+    /// other instance can hold the lease, and is dropped unfinished, `None`, before another
+    /// instance that took the lease over may begin its own.
+    pub async fn guard<T>(&self, write: impl Future<Output = T>) -> Option<T> {
         loop {
             let refreshed = self.refreshed.notified();
-            if self.may_upload() {
-                return;
+            if !self.left(self.owner.ttl).is_zero() {
+                break;
             }
             refreshed.await;
         }
+        tokio::select! {
+            biased;
+            () = self.overdue() => None,
+            written = write => Some(written),
+        }
     }
 
-    fn may_upload(&self) -> bool {
-        let ttl = self.owner.ttl;
-        let margin = Duration::from_secs(1).min(ttl / 2);
-        self.owner.clock.boottime() <= self.confirmed() + (ttl - margin)
+    /// Ends when whoever claimed the queue after this owner's lease may write.
+    async fn overdue(&self) {
+        loop {
+            // Its lease ends one TTL after its last write, and a redo waits for one more.
+            let left = self.left(self.owner.ttl * 2);
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left).await;
+        }
+    }
+
+    /// What is left of `span` since the last confirmed lease write, less a margin.
+    fn left(&self, span: Duration) -> Duration {
+        let margin = Duration::from_secs(1).min(self.owner.ttl / 2);
+        (self.confirmed() + span - margin).saturating_sub(self.owner.clock.boottime())
     }
 
     /// Gives the lease back, so that another instance need not wait for it to expire. Best effort:

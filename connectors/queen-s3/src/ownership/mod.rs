@@ -67,9 +67,19 @@ pub struct Documents {
 /// The outcome of a claim.
 pub enum Claim {
     /// The queue is this process's; its documents as they stood.
-    Owned(Box<(Fence, Documents)>),
+    Owned(Box<Owned>),
     /// Another instance, of this name, holds it.
     Held(String),
+}
+
+/// A queue that was claimed.
+pub struct Owned {
+    /// Proof of ownership.
+    pub fence: Fence,
+    /// The queue's documents as they stood.
+    pub documents: Documents,
+    /// Whether a lease that still stood was taken over from this instance's former process.
+    pub taken_over: bool,
 }
 
 /// Why a claim came to nothing.
@@ -121,7 +131,7 @@ impl Owner {
         let documents = self.documents(intent, committed)?;
         if claimed.applied == Some(true) {
             let version = claimed.version.ok_or(ClaimError::Shape)?;
-            return Ok(self.owned(lease, version, sent, documents));
+            return Ok(self.owned(lease, version, sent, documents, false));
         }
         let held: LeaseDocument = present(current)
             .cloned()
@@ -166,12 +176,19 @@ impl Owner {
         };
         let documents = self.documents(intent, committed)?;
         match (put.applied, put.version) {
-            (Some(true), Some(version)) => Ok(self.owned(lease, version, sent, documents)),
+            (Some(true), Some(version)) => Ok(self.owned(lease, version, sent, documents, true)),
             _ => Ok(Claim::Held(self.identity.instance.clone())),
         }
     }
 
-    fn owned(&self, lease: Value, version: i64, sent: Duration, documents: Documents) -> Claim {
+    fn owned(
+        &self,
+        lease: Value,
+        version: i64,
+        sent: Duration,
+        documents: Documents,
+        taken_over: bool,
+    ) -> Claim {
         let fence = Fence::new(
             self.clone(),
             lease,
@@ -180,7 +197,11 @@ impl Owner {
             documents.intent_version,
             documents.committed_version,
         );
-        Claim::Owned(Box::new((fence, documents)))
+        Claim::Owned(Box::new(Owned {
+            fence,
+            documents,
+            taken_over,
+        }))
     }
 
     fn lease_value(&self) -> Value {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use md5::{Digest, Md5};
 use tracing::{debug, info, warn};
 
-use super::start::body_bytes;
+use super::start::{body_bytes, overdue};
 use super::{Standing, Task};
 use crate::bucket::{BucketError, ObjectBody};
 use crate::lake::checkpoint::{Checkpoint, Position};
@@ -134,9 +134,9 @@ impl Task {
                 return false;
             }
         };
-        fence.permitted().await;
         let key = self.keys.checkpoint(k);
-        if let Err(error) = self.context.bucket.put(&key, encoded).await {
+        let put = fence.guard(self.context.bucket.put(&key, encoded)).await;
+        if let Err(error) = put.unwrap_or_else(|| Err(overdue("put", &key))) {
             warn!(queue = %self.queue, %error, "a checkpoint could not be written; the next comes");
             return false;
         }

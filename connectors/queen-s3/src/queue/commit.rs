@@ -98,12 +98,17 @@ impl Task {
             ),
         };
         let mut writer = WindowWriter::new(self, fence, intent, sizes, false);
-        for (partition, chunks) in &window.partitions {
-            for chunk in chunks {
-                writer.push(partition, chunk.clone()).await?;
+        let written = async {
+            for (partition, chunks) in &window.partitions {
+                for chunk in chunks {
+                    writer.push(partition, chunk.clone()).await?;
+                }
             }
+            writer.finish().await
         }
-        writer.finish().await
+        .await;
+        writer.settle().await;
+        written
     }
 
     /// The objects are up: writes the manifest and moves the pointer.
@@ -119,11 +124,7 @@ impl Task {
         let manifest = self.manifest_of(standing, intent, content, gaps);
         let key = self.keys.manifest(manifest.k);
         let body = body_of(&manifest);
-        self.persist("put", || async {
-            fence.permitted().await;
-            self.context.bucket.put(&key, body.clone()).await
-        })
-        .await;
+        self.put(fence, &key, body).await;
         self.context.crash_point(CrashPoint::BeforeCommit);
         self.commit_manifest(fence, standing, &manifest).await
     }

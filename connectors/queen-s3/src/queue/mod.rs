@@ -34,7 +34,7 @@ use crate::lake::keys::LakeKeys;
 use crate::limits::UNKNOWN_QUEUE_RETRY;
 use crate::memory::MemoryBudget;
 use crate::observe::status::{QueueStatus, Status};
-use crate::ownership::{Claim, ClaimError, Fence, Identity, Lost, Owner};
+use crate::ownership::{Claim, ClaimError, Identity, Lost, Owned, Owner};
 use crate::retry::Jitter;
 use crate::time::Micros;
 
@@ -174,7 +174,7 @@ enum Halt {
     LakeWithoutPointer { key: String },
     #[error("{key} is there with other content than window {k} has: {detail}")]
     ObjectDiffers { key: String, k: u64, detail: String },
-    #[error("{key} does not read as a manifest: {detail}")]
+    #[error("{key} cannot be used as a manifest: {detail}")]
     BadManifest { key: String, detail: String },
     #[error("{0}")]
     Documents(#[from] ClaimError),
@@ -226,15 +226,14 @@ impl Task {
             };
             let (pause, end) = match claimed {
                 Ok(Claim::Owned(owned)) => {
-                    let (fence, documents) = *owned;
                     takeover = false;
                     was_held = false;
                     self.status.owned.store(true, Relaxed);
                     info!(queue = %self.queue, "queue claimed");
-                    let end = self.owned(&fence, documents, absent_since, &mut stop).await;
+                    let end = self.owned(&owned, absent_since, &mut stop).await;
                     self.abort_uploads().await;
                     if !matches!(end, End::Lost(_)) {
-                        fence.release().await;
+                        owned.fence.release().await;
                     }
                     (owner.ttl, end)
                 }
@@ -338,17 +337,17 @@ impl Task {
     /// Works on the queue for as long as it is this process's.
     async fn owned(
         &self,
-        fence: &Fence,
-        documents: crate::ownership::Documents,
+        owned: &Owned,
         absent_since: Option<Micros>,
         stop: &mut watch::Receiver<bool>,
     ) -> End {
+        let fence = &owned.fence;
         let work = async {
             let mut stopped = stop.clone();
             let established = tokio::select! {
                 biased;
                 () = stopping(&mut stopped) => return End::Drained,
-                established = self.establish(fence, documents, absent_since) => established,
+                established = self.establish(owned, absent_since) => established,
             };
             let (mut standing, mut pending) = match established {
                 Ok(established) => established,
@@ -357,10 +356,14 @@ impl Task {
             self.status.stopped.store(false, Relaxed);
             if pending.is_some() {
                 // The intent is found, not written here: another process may be writing its
-                // objects in the belief that it owns the queue, for one TTL at most.
+                // objects in the belief that it owns the queue, for one TTL after its lease at most.
+                let leases = if owned.taken_over { 2 } else { 1 };
                 let mut stop = stop.clone();
-                self.pause(Owner::stored_ttl(self.settings().lease_ttl), &mut stop)
-                    .await;
+                self.pause(
+                    Owner::stored_ttl(self.settings().lease_ttl) * leases,
+                    &mut stop,
+                )
+                .await;
                 if *stop.borrow() {
                     return End::Drained;
                 }

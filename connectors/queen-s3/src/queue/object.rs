@@ -12,6 +12,7 @@ use sha2::Sha256;
 use tracing::{debug, warn};
 
 use super::matching::{Matcher, Mismatch};
+use super::start::overdue;
 use super::writer::Tally;
 use super::{End, Halt, Task};
 use crate::broker::Name;
@@ -159,7 +160,8 @@ impl<'a> ObjectWriter<'a> {
             let mut pieces = std::mem::take(&mut self.parts);
             pieces.extend(tail);
             let md5 = summary.md5;
-            self.put(ObjectBody { pieces, md5 }).await;
+            let body = ObjectBody { pieces, md5 };
+            self.task.put(self.fence, &self.key, body).await;
             return Ok((summary, self.tally));
         }
         self.parts.extend(concat(tail));
@@ -213,19 +215,9 @@ impl<'a> ObjectWriter<'a> {
         alongside(work, &mut self.uploads, &mut self.etags).await
     }
 
-    async fn put(&mut self, body: ObjectBody) {
-        let bucket = &self.task.context.bucket;
-        self.task
-            .persist("put", || async {
-                self.fence.permitted().await;
-                bucket.put(&self.key, body.clone()).await
-            })
-            .await;
-    }
-
     /// Hands every part in hand to an upload of its own, a few at a time.
     async fn upload_parts(&mut self) {
-        let (task, fence) = (self.task, self.fence);
+        let task = self.task;
         let upload_id = match &self.upload_id {
             Some(upload_id) => upload_id.clone(),
             None => {
@@ -247,7 +239,6 @@ impl<'a> ObjectWriter<'a> {
                     let bucket = &task.context.bucket;
                     let etag = task
                         .persist("multipart_part", || async {
-                            fence.permitted().await;
                             match bucket
                                 .upload_part(&key, &upload_id, number, part.clone())
                                 .await
@@ -286,16 +277,14 @@ impl<'a> ObjectWriter<'a> {
         };
         let mut backoff = self.task.context.jitter.backoff();
         loop {
-            self.fence.permitted().await;
-            let error = match bucket
-                .complete_multipart(&self.key, &upload_id, &etags)
-                .await
-            {
-                Ok(()) => {
+            let complete = bucket.complete_multipart(&self.key, &upload_id, &etags);
+            let error = match self.fence.guard(complete).await {
+                Some(Ok(())) => {
                     self.closed(&upload_id);
                     return Ok(());
                 }
-                Err(error) => error,
+                Some(Err(error)) => error,
+                None => overdue("multipart_complete", &self.key),
             };
             warn!(queue = %self.task.queue, %error, "an upload could not be completed");
             // The answer may be all that was lost.

@@ -147,10 +147,15 @@ impl Task {
         let sizes = self.measure(partitions, shape, from, to).await?;
         let mut writer = WindowWriter::new(self, fence, intent, sizes, true);
         let mut stream = LogStream::new(self, partitions, from, to);
-        while let Some((partition, chunk)) = stream.next().await? {
-            writer.push(&partition, chunk).await?;
+        let written = async {
+            while let Some((partition, chunk)) = writer.alongside(stream.next()).await? {
+                writer.push(&partition, chunk).await?;
+            }
+            Ok::<_, Redo>(writer.finish().await?)
         }
-        Ok((writer.finish().await?, stream.lost))
+        .await;
+        writer.settle().await;
+        Ok((written?, stream.lost))
     }
 
     async fn measure(

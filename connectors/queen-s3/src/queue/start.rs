@@ -7,13 +7,13 @@ use uuid::Uuid;
 
 use super::{End, Halt, Standing, Task};
 use crate::broker::{Changed, ChangedRequest, EntryError};
-use crate::bucket::{BucketError, ObjectReader};
+use crate::bucket::{BucketError, BucketErrorKind, ObjectBody, ObjectReader};
 use crate::config::Start;
 use crate::lake::documents::{CommitPointer, Intent};
 use crate::lake::manifest::Manifest;
 use crate::limits::{LISTED_BUCKETS, SIDECAR_BYTES};
 use crate::observe::sampled::Sampled;
-use crate::ownership::{Documents, Fence};
+use crate::ownership::{Fence, Owned};
 use crate::time::Micros;
 
 impl Task {
@@ -21,17 +21,17 @@ impl Task {
     /// to be redone, if one is open.
     pub(super) async fn establish(
         &self,
-        fence: &Fence,
-        documents: Documents,
+        owned: &Owned,
         absent_since: Option<Micros>,
     ) -> Result<(Standing, Option<Intent>), End> {
-        let pointer = match documents.committed {
+        let fence = &owned.fence;
+        let pointer = match owned.documents.committed.clone() {
             Some(pointer) => pointer,
             None => self.first_pointer(fence, absent_since).await?,
         };
         let mut standing = self.with_lineage(fence, pointer).await?;
         self.show(&standing.pointer);
-        let intent = documents.intent;
+        let intent = &owned.documents.intent;
         self.check_lineage(&standing, standing.pointer.k).await?;
         let pending = loop {
             let next = standing.pointer.k + 1;
@@ -188,6 +188,18 @@ impl Task {
         manifest: &Manifest,
     ) -> Result<CommitPointer, End> {
         let key = self.keys.manifest(manifest.k);
+        let end = standing.pointer.t_end;
+        let follows = manifest.k == standing.pointer.k + 1
+            && manifest.prev_t_end >= end
+            && manifest.t_start >= manifest.prev_t_end
+            && manifest.t_end > manifest.t_start;
+        if !follows || manifest.lineage != standing.lineage {
+            let detail = format!(
+                "it does not follow the pointer, which ends at {}",
+                Micros(end)
+            );
+            return Err(Halt::BadManifest { key, detail }.into());
+        }
         for object in &manifest.objects {
             let found = self
                 .persist("head", || self.context.bucket.head(&object.key))
@@ -251,6 +263,17 @@ impl Task {
         Ok(())
     }
 
+    /// Uploads an object in one request, tried until it is there.
+    pub(super) async fn put(&self, fence: &Fence, key: &str, body: ObjectBody) {
+        self.persist("put", || async {
+            let put = fence
+                .guard(self.context.bucket.put(key, body.clone()))
+                .await;
+            put.unwrap_or_else(|| Err(overdue("put", key)))
+        })
+        .await;
+    }
+
     /// Asks the bucket until it answers.
     pub(super) async fn persist<T, F>(&self, what: &'static str, mut ask: impl FnMut() -> F) -> T
     where
@@ -270,6 +293,17 @@ impl Task {
                 }
             }
         }
+    }
+}
+
+/// A write that was dropped because the lease could not be refreshed in time.
+pub(super) fn overdue(operation: &'static str, key: &str) -> BucketError {
+    BucketError {
+        operation,
+        key: key.to_owned(),
+        kind: BucketErrorKind::Transport(
+            "dropped, because the queue's lease could not be refreshed in time".to_owned(),
+        ),
     }
 }
 

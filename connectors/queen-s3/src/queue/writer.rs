@@ -1,11 +1,12 @@
 //! Writing a window's objects from its records: which object a record goes into, and the figures
 //! that the manifest tells of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
 
-use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesOrdered, StreamExt};
+use futures::{FutureExt, pin_mut, select_biased};
 
 use super::Task;
 use super::object::{ObjectWriter, Trouble, hex};
@@ -92,6 +93,8 @@ pub(super) struct WindowWriter<'a> {
     partition: Option<Name>,
     /// Objects on their way to their end, in order.
     ending: FuturesOrdered<Ending<'a>>,
+    /// What came of those that are at their end.
+    ended: VecDeque<Result<(ManifestObject, Tally), Trouble>>,
     content: Content,
 }
 
@@ -116,6 +119,7 @@ impl<'a> WindowWriter<'a> {
             object: None,
             partition: None,
             ending: FuturesOrdered::new(),
+            ended: VecDeque::new(),
             content: Content::default(),
         }
     }
@@ -147,7 +151,7 @@ impl<'a> WindowWriter<'a> {
     }
 
     /// Ends the window's last object.
-    pub(super) async fn finish(mut self) -> Result<Content, Trouble> {
+    pub(super) async fn finish(&mut self) -> Result<Content, Trouble> {
         if self.look_first && self.partition.is_none() && self.shape.layout == Layout::Merged {
             // Every record may have been deleted since an object with them went up.
             let object = self.begin_object(&Name::from("")).await?;
@@ -155,7 +159,7 @@ impl<'a> WindowWriter<'a> {
         }
         self.end_object().await?;
         self.collect(0).await?;
-        Ok(self.content)
+        Ok(std::mem::take(&mut self.content))
     }
 
     async fn begin_object(&mut self, partition: &Name) -> Result<ObjectWriter<'a>, Trouble> {
@@ -200,14 +204,34 @@ impl<'a> WindowWriter<'a> {
     /// Waits until at most `left` objects are on their way.
     async fn collect(&mut self, left: usize) -> Result<(), Trouble> {
         while self.ending.len() > left {
-            let Some(ended) = self.ending.next().await else {
-                return Ok(());
-            };
+            if let Some(ended) = self.ending.next().await {
+                self.ended.push_back(ended);
+            }
+        }
+        while let Some(ended) = self.ended.pop_front() {
             let (entry, tally) = ended?;
             self.content.tally.add(&tally);
             self.content.objects.push(entry);
         }
         Ok(())
+    }
+
+    /// Awaits `work` while the objects on their way go on.
+    pub(super) async fn alongside<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let work = work.fuse();
+        pin_mut!(work);
+        loop {
+            select_biased! {
+                result = work => return result,
+                ended = self.ending.select_next_some() => self.ended.push_back(ended),
+            }
+        }
+    }
+
+    /// Waits for the uploads under way, whatever comes of them: none may land later, beside what is
+    /// built anew.
+    pub(super) async fn settle(&mut self) {
+        while self.ending.next().await.is_some() {}
     }
 }
 

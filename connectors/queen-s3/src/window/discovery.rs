@@ -78,6 +78,7 @@ impl Engine {
     pub fn end_pass(&mut self) -> Option<PassSummary> {
         let running = self.pass.running.take()?;
         if running.full {
+            self.all_known = true;
             self.drop_ended(running.began_at);
         }
         self.release_suspects(running.began_at);
@@ -106,9 +107,11 @@ impl Engine {
     fn meet(&mut self, listed: &ListedPartition) {
         let now = self.pass.pages;
         let watermark = listed.last_offset + 1;
-        // Without a boundary to look for, reading begins at the log's start.
+        // A name that a complete full pass did not know is new, and so is all that it holds; and
+        // without a boundary to look for, too, reading begins at the log's start.
+        let whole = self.all_known || self.cut <= Micros::ZERO;
         let seek = Seek::new(listed.log_start, watermark.max(listed.log_start));
-        let position = if self.cut <= Micros::ZERO {
+        let position = if whole {
             Some(listed.log_start)
         } else {
             seek.settled()
@@ -125,7 +128,7 @@ impl Engine {
             moved_at: now,
             named_at: now,
             flags: Flags {
-                skipping: self.cut > Micros::ZERO,
+                skipping: !whole,
                 ..Flags::default()
             },
         });
@@ -161,7 +164,10 @@ impl Engine {
             partition.watermark = listed.last_offset + 1;
             partition.moved_at = now;
         }
-        self.log_starts_at(id, listed.log_start);
+        // A fetch that is out tells by itself what it could still read.
+        if !self.partition(id).flags.busy {
+            self.log_starts_at(id, listed.log_start);
+        }
     }
 
     /// Retention moved the log's start: what lies between it and the position was never read.
@@ -173,18 +179,23 @@ impl Engine {
             return;
         }
         let now = self.pass.pages;
-        let partition = self.partition_mut(id);
-        let position = partition.position;
+        let position = self.partition(id).position;
         if log_start <= position {
             return;
         }
+        // The record before a restored position is in an earlier window.
+        let first_lost = match self.unproven.remove(&id) {
+            Some(_) => position + 1,
+            None => position,
+        };
+        let partition = self.partition_mut(id);
         partition.position = log_start;
         partition.watermark = partition.watermark.max(log_start);
         partition.moved_at = now;
         if partition.flags.skipping && partition.is_behind() {
-            self.doubted_losses.entry(id).or_insert(position);
+            self.doubted_losses.entry(id).or_insert(first_lost);
         } else {
-            self.note_lost(id, position, log_start - 1);
+            self.note_lost(id, first_lost, log_start - 1);
         }
     }
 

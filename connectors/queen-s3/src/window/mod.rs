@@ -73,6 +73,8 @@ pub struct Engine {
     /// Ranges deleted before they were read, for the next window's manifest.
     lost: Vec<OffsetRange>,
     suspects: usize,
+    /// Whether a full pass was complete: a name met from then on is new.
+    all_known: bool,
     generations: u32,
     /// First `ts` of the present life, where records of a former one are still buffered.
     life_starts: BTreeMap<PartitionId, Micros>,
@@ -106,6 +108,7 @@ impl Engine {
             buffered_bytes: 0,
             lost: Vec::new(),
             suspects: 0,
+            all_known: false,
             generations: 0,
             life_starts: BTreeMap::new(),
             former_ends: BTreeMap::new(),

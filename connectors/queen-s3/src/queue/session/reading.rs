@@ -144,10 +144,17 @@ impl Session<'_> {
         let share = budget.limit() / (self.task.settings().fetch_concurrency + 1);
         let call = share.clamp(FETCH_CALL_LEAST_BYTES, FETCH_CALL_BYTES);
         let taken = budget.used() + self.reserved;
-        if taken + call <= budget.limit() {
+        let free = budget.limit().saturating_sub(taken);
+        if free >= call {
             return Some(call);
         }
-        if self.fetches > 0 || self.committing {
+        if self.fetches > 0 {
+            return None;
+        }
+        if free >= FETCH_CALL_LEAST_BYTES {
+            return Some(free);
+        }
+        if self.committing {
             return None;
         }
         // Room for one small fetch is every queue's; beyond it the largest buffer makes room.
