@@ -12,7 +12,7 @@ use crate::bucket::BucketError;
 use crate::lake::documents::CommitPointer;
 use crate::lake::manifest::Manifest;
 use crate::limits::VERIFY_IN_FLIGHT;
-use crate::ownership::{Claim, ClaimError, Documents, Lost, Owner};
+use crate::ownership::{Claim, ClaimError, Documents, Lost, Owned, Owner};
 use crate::verify::{Lake, Store, follows, listed_windows};
 
 /// Why a lake was not adopted. Nothing was written.
@@ -80,7 +80,9 @@ impl AdoptError {
 ///
 /// When the queue has a pointer or another owner, or when the newest window is not whole.
 pub async fn adopt(store: &Store, lake: &Lake, owner: &Owner) -> Result<CommitPointer, AdoptError> {
-    let (fence, documents) = match owner.claim(false).await? {
+    let Owned {
+        fence, documents, ..
+    } = match owner.claim(false).await? {
         Claim::Owned(owned) => *owned,
         Claim::Held(instance) => return Err(AdoptError::Held(instance)),
     };

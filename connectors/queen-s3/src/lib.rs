@@ -15,6 +15,7 @@ pub mod command;
 pub mod compute;
 pub mod config;
 pub mod encode;
+pub mod gaps;
 pub mod lake;
 pub mod limits;
 pub mod memory;

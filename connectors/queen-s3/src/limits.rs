@@ -74,10 +74,14 @@ pub const RELIST_MIN: Duration = Duration::from_secs(1);
 pub const DRAIN_WORTH_BYTES: u64 = MIB as u64;
 /// On a stop, a window that has been open this long on the broker's clock is finished.
 pub const DRAIN_WORTH_OPEN_US: i64 = 10_000_000;
+/// Bytes of lost and late ranges that an intent carries at most; a key/value document may hold
+/// 64 KiB in all.
+pub const INTENT_GAPS_BYTES: usize = 48 * 1_024;
 /// Greatest length of a manifest that is read.
 pub const SIDECAR_BYTES: usize = 256 * MIB;
-/// Directories that are listed at a start for objects that no intent names.
-pub const LISTED_BUCKETS: usize = 48;
+/// Hours between pointer and present up to which a start lists the directories in between for
+/// objects that no intent names; for more it lists the queue's data keys once.
+pub const LISTED_HOURS: i64 = 48;
 /// Record bytes that are handed to the encoder at a time.
 pub const ENCODE_STEP_BYTES: usize = 4 * MIB;
 /// Parts of one multipart upload that are in flight at a time.

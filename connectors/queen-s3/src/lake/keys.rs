@@ -116,6 +116,22 @@ impl LakeKeys {
         key
     }
 
+    /// What every data key of this queue starts with.
+    pub fn windows(&self) -> String {
+        let Self {
+            prefix,
+            sink,
+            queue,
+        } = self;
+        format!("{prefix}/{sink}/queue={queue}/dt=")
+    }
+
+    /// Whether `key` is a data key of window `k` of this queue.
+    pub fn is_window(&self, key: &str, k: u64) -> bool {
+        let file = key.rsplit('/').next().unwrap_or_default();
+        key.starts_with(&self.windows()) && file.starts_with(&format!("w-{k:010}-"))
+    }
+
     /// Key/value key of the intent.
     pub fn intent(&self) -> String {
         self.document("intent")

@@ -143,6 +143,13 @@ pub fn hex(bytes: &[u8]) -> String {
     text
 }
 
+impl OffsetRange {
+    /// Whether `offset` lies in the range.
+    pub fn contains(&self, offset: i64) -> bool {
+        (self.from..=self.to).contains(&offset)
+    }
+}
+
 fn hour() -> Align {
     Align::Hour
 }

@@ -14,6 +14,7 @@ const NEVER: i64 = i64::MIN;
 pub struct Status {
     queues: Mutex<BTreeMap<String, Arc<QueueStatus>>>,
     safe_time: AtomicI64,
+    degraded: AtomicBool,
     s3_requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
     /// Key/value batches that a lost precondition rolled back.
     pub preconditions_lost: AtomicU64,
@@ -28,6 +29,7 @@ impl Default for Status {
         Self {
             queues: Mutex::default(),
             safe_time: AtomicI64::new(NEVER),
+            degraded: AtomicBool::new(false),
             s3_requests: Mutex::default(),
             preconditions_lost: AtomicU64::new(0),
             window_records: Histogram::new(&WINDOW_RECORDS_BOUNDS),
@@ -62,6 +64,12 @@ impl Status {
             .iter()
             .map(|(name, status)| (name.clone(), Arc::clone(status)))
             .collect()
+    }
+
+    /// Notes whether the broker's `safeTime` is degraded; answers the state when it changed. Not
+    /// degraded is what is expected at first.
+    pub fn change_degraded(&self, degraded: bool) -> Option<bool> {
+        (self.degraded.swap(degraded, Relaxed) != degraded).then_some(degraded)
     }
 
     /// Notes the broker's latest `safeTime`.

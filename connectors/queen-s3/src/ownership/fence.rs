@@ -13,9 +13,10 @@ use tokio::sync::{Mutex, Notify};
 use tracing::{debug, warn};
 
 use super::{Owner, present, to_value, version};
-use crate::broker::{BrokerError, KvAnswer};
+use crate::broker::{BrokerError, BrokerErrorKind, KvAnswer};
 use crate::lake::documents::{CommitPointer, Intent, LeaseDocument};
-use crate::limits::KV_NAMESPACE;
+use crate::limits::{KV_NAMESPACE, RETRY_MAX};
+use crate::retry::Backoff;
 
 /// The queue is no longer this process's: every work on it ends at once.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -190,7 +191,8 @@ impl Fence {
         loop {
             let sent = self.owner.clock.boottime();
             let operations = self.operations(&mut state, document.as_ref());
-            match self.owner.broker.kv(&operations).await {
+            let mut rolled_back = false;
+            match self.call(&operations).await {
                 Ok(KvAnswer::Done(results)) => {
                     let versions: Vec<i64> = results
                         .iter()
@@ -208,20 +210,26 @@ impl Fence {
                     }
                     state.unresolved.get_or_insert(sent);
                 }
-                Ok(KvAnswer::RolledBack(_)) => {}
+                Ok(KvAnswer::RolledBack(_)) => rolled_back = true,
                 Err(error) => {
                     if error.outcome_unknown() {
                         state.unresolved.get_or_insert(sent);
                     }
                     self.report(&error);
-                    tokio::time::sleep(backoff.next(error.retry_after())).await;
+                    tokio::time::sleep(self.pause(&mut backoff, error.retry_after())).await;
                 }
             }
             match self.standing(&mut state, document.as_ref()).await {
                 Standing::Happened => return Ok(()),
+                // A write whose answer was lost landed in between; its version is known now.
+                Standing::Retry if rolled_back => {
+                    tokio::time::sleep(self.pause(&mut backoff, None)).await;
+                }
                 Standing::Retry => {}
                 Standing::Lost(lost) => {
-                    self.owner.status.preconditions_lost.fetch_add(1, Relaxed);
+                    if lost != Lost::Expired {
+                        self.owner.status.preconditions_lost.fetch_add(1, Relaxed);
+                    }
                     return Err(lost);
                 }
             }
@@ -269,12 +277,12 @@ impl Fence {
     async fn standing(&self, state: &mut State, wanted: Option<&(Document, Value)>) -> Standing {
         let mut backoff = self.owner.jitter.backoff();
         let results = loop {
-            match self.owner.broker.kv(&self.owner.reads()).await {
+            match self.call(&self.owner.reads()).await {
                 Ok(KvAnswer::Done(results)) if results.len() == 3 => break results,
-                Ok(_) => tokio::time::sleep(backoff.next(None)).await,
+                Ok(_) => tokio::time::sleep(self.pause(&mut backoff, None)).await,
                 Err(error) => {
                     self.report(&error);
-                    tokio::time::sleep(backoff.next(error.retry_after())).await;
+                    tokio::time::sleep(self.pause(&mut backoff, error.retry_after())).await;
                 }
             }
         };
@@ -314,6 +322,26 @@ impl Fence {
             return Standing::Happened;
         }
         Standing::Lost(Lost::To(format!("a writer of {}", self.key(*document))))
+    }
+
+    /// One key/value call. It may not take so long that the lease ends meanwhile, because another
+    /// try may go through.
+    async fn call(&self, operations: &[KvOperation]) -> Result<KvAnswer, BrokerError> {
+        let patience = self.owner.ttl / 3;
+        match tokio::time::timeout(patience, self.owner.broker.kv(operations)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(BrokerError {
+                operation: "POST /api/v1/kv",
+                url: "Queen".to_owned(),
+                kind: BrokerErrorKind::Transport(format!("no answer within {patience:?}")),
+            }),
+        }
+    }
+
+    /// The pause before another try: short against the lease, unless the broker asked for more.
+    fn pause(&self, backoff: &mut Backoff, asked: Option<Duration>) -> Duration {
+        let pause = backoff.next(None).min(self.owner.ttl / 6);
+        pause.max(asked.unwrap_or_default().min(RETRY_MAX))
     }
 
     fn report(&self, error: &BrokerError) {

@@ -22,6 +22,7 @@ impl Task {
     pub(super) async fn engine(&self, standing: &Standing) -> Engine {
         let committed = Micros(standing.pointer.t_end);
         let mut engine = Engine::new(self.policy(), committed);
+        engine.note_named(standing.named.clone());
         if standing.pointer.k > 0
             && let Some(checkpoint) = self.load_checkpoint(standing).await
         {

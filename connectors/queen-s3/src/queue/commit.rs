@@ -11,19 +11,13 @@ use super::{End, Standing, Task};
 use crate::bucket::ObjectBody;
 use crate::config::CrashPoint;
 use crate::encode::record_bytes;
+use crate::gaps::{Gaps, count};
 use crate::lake::documents::{CommitPointer, Intent};
-use crate::lake::manifest::{Manifest, OffsetRange};
+use crate::lake::manifest::Manifest;
 use crate::lake::{Format, Layout, Shape};
 use crate::ownership::Fence;
 use crate::time::Micros;
 use crate::window::ClosedWindow;
-
-/// What a window's manifest says beside its content.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Gaps {
-    pub(super) lost: Vec<OffsetRange>,
-    pub(super) late: Vec<OffsetRange>,
-}
 
 impl Task {
     /// Writes a closed window and moves the pointer over it.
@@ -33,27 +27,36 @@ impl Task {
         standing: &Standing,
         window: &ClosedWindow,
     ) -> Result<Standing, End> {
-        let intent = self.intent(standing, window.t_start, window.t_end);
+        let gaps = Gaps {
+            lost: window.lost.clone(),
+            late: window.late.clone(),
+        };
+        let intent = self.intent(standing, window.t_start, window.t_end, &gaps);
         fence.write_intent(&intent).await?;
         self.context.crash_point(CrashPoint::AfterIntent);
+        let mut backoff = self.context.jitter.backoff();
         let content = loop {
             match self.write_buffered(fence, &intent, window).await {
                 Ok(content) => break content,
                 Err(Trouble::Restart) => self.restarts(&intent),
                 Err(Trouble::End(end)) => return Err(end),
             }
-        };
-        let gaps = Gaps {
-            lost: window.lost.clone(),
-            late: window.late.clone(),
+            tokio::time::sleep(backoff.next(None)).await;
         };
         self.conclude(fence, standing, &intent, content, gaps).await
     }
 
-    /// The intent of the window `[t_start, t_end)` after `standing`.
-    pub(super) fn intent(&self, standing: &Standing, t_start: Micros, t_end: Micros) -> Intent {
+    /// The intent of the window `[t_start, t_end)` after `standing`. It carries the gaps that its
+    /// manifest will name.
+    pub(super) fn intent(
+        &self,
+        standing: &Standing,
+        t_start: Micros,
+        t_end: Micros,
+        gaps: &Gaps,
+    ) -> Intent {
         let shape = self.settings().shape;
-        Intent {
+        let mut intent = Intent {
             k: standing.pointer.k + 1,
             t_start: t_start.0,
             t_end: t_end.0,
@@ -64,7 +67,16 @@ impl Task {
             lineage: Some(standing.lineage.clone()),
             writer: writer(shape),
             other: Map::new(),
+        };
+        if !gaps.write(&mut intent) {
+            warn!(
+                queue = %self.queue,
+                k = intent.k,
+                "more ranges are lost or late than an intent has room for; a crash before the \
+                 manifest would leave some unnamed"
+            );
         }
+        intent
     }
 
     /// Notes that a window's objects have to be built again.
@@ -143,6 +155,7 @@ impl Task {
         Ok(Standing {
             pointer,
             lineage: standing.lineage.clone(),
+            named: manifest.lost.clone(),
         })
     }
 
@@ -162,7 +175,7 @@ impl Task {
         self.status.pointer(t_end, pointer.committed_at_ms);
         Ok(Standing {
             pointer,
-            lineage: standing.lineage.clone(),
+            ..standing.clone()
         })
     }
 
@@ -219,8 +232,8 @@ impl Task {
         bytes.fetch_add(manifest.bytes, Relaxed);
         self.context.status.window_records.observe(manifest.records);
         self.context.status.window_bytes.observe(manifest.bytes);
-        let lost = offsets(&manifest.lost);
-        let late = offsets(&manifest.late);
+        let lost = count(&manifest.lost);
+        let late = count(&manifest.late);
         status.lost.fetch_add(lost, Relaxed);
         status.late.fetch_add(late, Relaxed);
         if lost > 0 {
@@ -255,14 +268,6 @@ impl Task {
             "window committed"
         );
     }
-}
-
-/// Offsets in all of `ranges`.
-fn offsets(ranges: &[OffsetRange]) -> u64 {
-    ranges
-        .iter()
-        .map(|range| range.to.abs_diff(range.from) + 1)
-        .sum()
 }
 
 /// Program and encoder, as intents and manifests name them.

@@ -10,7 +10,7 @@ use crate::broker::{EntryError, FetchAnswer, FetchEntry, FetchRequest, FetchedEn
 use crate::lake::manifest::OffsetRange;
 use crate::limits::{FETCH_ENTRY_MAX_BYTES, MIB, STREAM_ENTRIES};
 use crate::observe::sampled::Sampled;
-use crate::record::Chunk;
+use crate::record::{Chunk, RecordIndex};
 use crate::time::Micros;
 
 /// Stored bytes asked for per partition when several are fetched together.
@@ -21,6 +21,8 @@ pub(super) struct LogStream<'a> {
     task: &'a Task,
     from: Micros,
     to: Micros,
+    /// Records that belong to the window although their `ts` is below `from`.
+    late: &'a [OffsetRange],
     /// Partitions not yet begun: name, position, watermark.
     rest: std::slice::Iter<'a, (Name, i64, i64)>,
     /// Partitions begun, in order, with what was fetched of them.
@@ -34,8 +36,53 @@ struct Reading {
     position: i64,
     watermark: i64,
     chunks: VecDeque<Chunk>,
+    /// Where reading stood when the log's start turned out to lie further on.
+    gap: Option<i64>,
+    /// Whether records came late to the partition.
+    late: bool,
     /// No record of the window is left to fetch.
     done: bool,
+}
+
+impl Reading {
+    /// The range missing up to `to`, if one was met.
+    fn lost(&self, to: i64) -> Option<OffsetRange> {
+        let from = self.gap.filter(|from| *from <= to)?;
+        Some(OffsetRange {
+            partition: self.partition.to_string(),
+            from,
+            to,
+        })
+    }
+}
+
+/// The ranges of `partition`.
+fn ranges_of<'a>(
+    ranges: &'a [OffsetRange],
+    partition: &str,
+) -> impl Iterator<Item = &'a OffsetRange> {
+    let partition = partition.to_owned();
+    ranges
+        .iter()
+        .filter(move |range| range.partition == partition)
+}
+
+/// The runs of records of `chunk` that are `wanted`.
+fn runs(chunk: &Chunk, wanted: impl Fn(&RecordIndex) -> bool) -> Vec<Chunk> {
+    let mut runs: Vec<Chunk> = Vec::new();
+    for (at, record) in (chunk.range.start..).zip(chunk.records()) {
+        if !wanted(record) {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(run) if run.range.end == at => run.range.end += 1,
+            _ => runs.push(Chunk {
+                batch: chunk.batch.clone(),
+                range: at..at + 1,
+            }),
+        }
+    }
+    runs
 }
 
 /// The log changed under the stream: partitions have to be discovered anew.
@@ -50,11 +97,13 @@ impl<'a> LogStream<'a> {
         partitions: &'a [(Name, i64, i64)],
         from: Micros,
         to: Micros,
+        late: &'a [OffsetRange],
     ) -> Self {
         Self {
             task,
             from,
             to,
+            late,
             rest: partitions.iter(),
             begun: VecDeque::new(),
             lost: Vec::new(),
@@ -83,20 +132,24 @@ impl<'a> LogStream<'a> {
 
     /// Fetches the first records of the next few partitions together.
     async fn begin(&mut self) -> Result<bool, Changed> {
-        let wanted = self
+        let late = self.late;
+        let begun = self
             .rest
             .by_ref()
-            .filter(|(_, position, watermark)| position < watermark);
-        self.begun = wanted
-            .take(STREAM_ENTRIES)
-            .map(|(partition, position, watermark)| Reading {
-                partition: partition.clone(),
-                position: *position,
-                watermark: *watermark,
-                chunks: VecDeque::new(),
-                done: false,
-            })
-            .collect();
+            .filter_map(|(partition, position, watermark)| {
+                let first_late = ranges_of(late, partition).map(|range| range.from).min();
+                let position = first_late.map_or(*position, |from| from.min(*position));
+                (position < *watermark).then(|| Reading {
+                    partition: partition.clone(),
+                    position,
+                    watermark: *watermark,
+                    chunks: VecDeque::new(),
+                    gap: None,
+                    late: first_late.is_some(),
+                    done: false,
+                })
+            });
+        self.begun = begun.take(STREAM_ENTRIES).collect();
         if self.begun.is_empty() {
             return Ok(false);
         }
@@ -127,18 +180,22 @@ impl<'a> LogStream<'a> {
         match &entry.error {
             None => {}
             Some(EntryError::OffsetOutOfRange) if entry.log_start > reading.position => {
-                self.lost.push(OffsetRange {
-                    partition: reading.partition.to_string(),
-                    from: reading.position,
-                    to: entry.log_start - 1,
-                });
+                reading.gap.get_or_insert(reading.position);
                 reading.position = entry.log_start;
-                reading.done = reading.position >= reading.watermark;
+                if reading.position >= reading.watermark {
+                    reading.done = true;
+                    self.lost.extend(reading.lost(reading.watermark - 1));
+                }
                 return Ok(());
             }
-            Some(_) => return Err(Changed),
+            Some(error) => {
+                let queue = &self.task.queue;
+                let (partition, offset) = (&reading.partition, reading.position);
+                warn!(%queue, %partition, offset, %error, "a partition cannot be read here");
+                return Err(Changed);
+            }
         }
-        let mut chunk = Chunk {
+        let chunk = Chunk {
             batch: answer.batch.clone(),
             range: entry.records.clone(),
         };
@@ -149,19 +206,26 @@ impl<'a> LogStream<'a> {
             // The first record of a call always comes: alone and empty, the partition ended.
             return if alone { Err(Changed) } else { Ok(()) };
         };
-        if first.offset > reading.position {
+        let whole =
+            i64::from(chunk.range.end - chunk.range.start) == last.offset - first.offset + 1;
+        if first.offset > reading.position || !whole {
             return Err(Changed);
         }
+        if first.ts >= self.from {
+            // What is missing before it may be of this window. It may also be of a later one: then
+            // it is named here already.
+            self.lost.extend(reading.lost(first.offset - 1));
+        }
+        reading.gap = None;
         reading.position = last.offset + 1;
         reading.done = reading.position >= reading.watermark || last.ts >= self.to;
-        let records = chunk.records();
-        let skipped = records.partition_point(|record| record.ts < self.from) as u32;
-        let below = records.partition_point(|record| record.ts < self.to) as u32;
-        let start = chunk.range.start;
-        chunk.range = start + skipped..start + below.max(skipped);
-        if !chunk.range.is_empty() {
-            reading.chunks.push_back(chunk);
-        }
+        let late = if reading.late { self.late } else { &[] };
+        let partition = &reading.partition;
+        let wanted = |record: &RecordIndex| {
+            (record.ts >= self.from && record.ts < self.to)
+                || ranges_of(late, partition).any(|range| range.contains(record.offset))
+        };
+        reading.chunks.extend(runs(&chunk, wanted));
         Ok(())
     }
 

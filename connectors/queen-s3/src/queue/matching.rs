@@ -12,6 +12,7 @@ use super::writer::{Run, Tally};
 use crate::bucket::{BucketError, ObjectReader};
 use crate::encode::ObjectSummary;
 use crate::lake::Compression;
+use crate::lake::manifest::OffsetRange;
 use crate::time::Micros;
 
 /// Walks through an existing object in step with what is rebuilt.
@@ -78,6 +79,7 @@ impl Matcher {
                 if found == wanted {
                     break;
                 }
+                self.keep(&found);
             }
         }
         Ok(())
@@ -85,7 +87,9 @@ impl Matcher {
 
     /// Reads the object to its end, and answers its figures.
     pub(super) async fn finish(mut self) -> Result<(ObjectSummary, Tally), Mismatch> {
-        while self.next_existing().await?.is_some() {}
+        while let Some(found) = self.next_existing().await? {
+            self.keep(&found);
+        }
         let summary = ObjectSummary {
             bytes: self.bytes,
             records: self.tally.records,
@@ -120,6 +124,27 @@ impl Matcher {
             self.decompressor
                 .write(&piece, &mut self.existing)
                 .map_err(unreadable)?;
+        }
+    }
+
+    /// Notes a record that the log no longer has.
+    fn keep(&mut self, line: &[u8]) {
+        // It was read when it was counted.
+        let Ok(Line {
+            partition, offset, ..
+        }) = serde_json::from_slice(line)
+        else {
+            return;
+        };
+        match self.tally.kept.last_mut() {
+            Some(range) if range.partition == *partition && range.to + 1 == offset => {
+                range.to = offset;
+            }
+            _ => self.tally.kept.push(OffsetRange {
+                partition: partition.into_owned(),
+                from: offset,
+                to: offset,
+            }),
         }
     }
 
@@ -269,6 +294,12 @@ mod tests {
             assert_eq!(summary.records, 4);
             assert_eq!(tally.partitions, 2);
             assert_eq!(tally.offsets, Some((1, 2)));
+            let kept = |partition: &str| OffsetRange {
+                partition: partition.into(),
+                from: 1,
+                to: 1,
+            };
+            assert_eq!(tally.kept, [kept("a"), kept("b")]);
         }
     }
 

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
 use crate::broker::{Broker, Name};
@@ -31,7 +32,8 @@ use crate::config::{CrashPoint, Start};
 use crate::lake::Shape;
 use crate::lake::documents::CommitPointer;
 use crate::lake::keys::LakeKeys;
-use crate::limits::UNKNOWN_QUEUE_RETRY;
+use crate::lake::manifest::OffsetRange;
+use crate::limits::{FULL_PASS_EVERY, UNKNOWN_QUEUE_RETRY};
 use crate::memory::MemoryBudget;
 use crate::observe::status::{QueueStatus, Status};
 use crate::ownership::{Claim, ClaimError, Identity, Lost, Owned, Owner};
@@ -110,6 +112,8 @@ struct Task {
     status: Arc<QueueStatus>,
     /// Multipart uploads begun and not completed: key and upload id.
     uploads: Mutex<Vec<(String, String)>>,
+    /// When every partition is listed next.
+    next_full_pass: Mutex<Instant>,
 }
 
 impl Task {
@@ -123,6 +127,8 @@ impl Task {
 struct Standing {
     pointer: CommitPointer,
     lineage: String,
+    /// Ranges that the last window's manifest names as lost.
+    named: Vec<OffsetRange>,
 }
 
 /// Why work on a queue came to an end.
@@ -201,6 +207,7 @@ pub async fn run(
         queue,
         keys,
         uploads: Mutex::default(),
+        next_full_pass: Mutex::new(Instant::now() + FULL_PASS_EVERY),
     };
     task.run(absent_since, stop).await;
 }
@@ -353,7 +360,6 @@ impl Task {
                 Ok(established) => established,
                 Err(end) => return end,
             };
-            self.status.stopped.store(false, Relaxed);
             if pending.is_some() {
                 // The intent is found, not written here: another process may be writing its
                 // objects in the belief that it owns the queue, for one TTL after its lease at most.
@@ -375,6 +381,7 @@ impl Task {
                         Err(end) => return end,
                     }
                 }
+                self.status.stopped.store(false, Relaxed);
                 match self.session(fence, standing, stop.clone()).await {
                     session::Outcome::End(end) => return end,
                     session::Outcome::Redo(redo) => {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use futures::{FutureExt, TryStreamExt, select_biased};
@@ -18,6 +18,7 @@ use super::{End, Halt, Task};
 use crate::broker::Name;
 use crate::bucket::{BucketError, ObjectBody, ObjectInfo};
 use crate::encode::{EncodeError, ObjectEncoder, ObjectSpec, ObjectSummary};
+use crate::lake::manifest::hex;
 use crate::lake::{Compression, Format};
 use crate::limits::{ENCODE_STEP_BYTES, PARTS_IN_FLIGHT};
 use crate::ownership::Fence;
@@ -164,7 +165,7 @@ impl<'a> ObjectWriter<'a> {
             self.task.put(self.fence, &self.key, body).await;
             return Ok((summary, self.tally));
         }
-        self.parts.extend(concat(tail));
+        self.parts.extend(tail);
         self.upload_parts().await;
         self.drain_uploads(0).await;
         self.complete(summary.bytes).await?;
@@ -398,19 +399,6 @@ fn is_upload(found: &ObjectInfo, size: u64, etags: &[String]) -> bool {
     }
 }
 
-/// Bytes as lower-case hex digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            // Writing to a string cannot fail.
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
-}
-
 fn unhex(etag: &str) -> Option<Vec<u8>> {
     let digits = etag.trim_matches('"');
     if digits.len() != 32 || !digits.is_ascii() {
@@ -420,20 +408,6 @@ fn unhex(etag: &str) -> Option<Vec<u8>> {
         .step_by(2)
         .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok())
         .collect()
-}
-
-fn concat(pieces: Vec<Bytes>) -> Option<Bytes> {
-    match pieces.len() {
-        0 => None,
-        1 => pieces.into_iter().next(),
-        _ => {
-            let mut whole = BytesMut::with_capacity(pieces.iter().map(Bytes::len).sum());
-            pieces
-                .iter()
-                .for_each(|piece| whole.extend_from_slice(piece));
-            Some(whole.freeze())
-        }
-    }
 }
 
 /// Awaits `work` while the uploads under way go on.

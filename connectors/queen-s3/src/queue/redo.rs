@@ -5,16 +5,17 @@ use std::collections::HashMap;
 
 use tracing::{info, warn};
 
-use super::commit::Gaps;
 use super::log_stream::{Changed, LogStream};
 use super::object::Trouble;
+use super::session::Probing;
 use super::writer::{Content, Sizes, WindowWriter};
 use super::{End, Halt, Standing, Task};
 use crate::broker::Name;
-use crate::encode::record_bytes;
+use crate::encode::{EncodeError, record_bytes};
+use crate::gaps::{Gaps, subtract};
+use crate::lake::Layout;
 use crate::lake::documents::Intent;
 use crate::lake::manifest::{Manifest, OffsetRange};
-use crate::lake::{Layout, Shape};
 use crate::ownership::Fence;
 use crate::time::Micros;
 
@@ -38,6 +39,31 @@ impl From<Trouble> for Redo {
     }
 }
 
+/// What a redo reads.
+#[derive(Clone, Copy)]
+struct Rebuilt<'a> {
+    intent: &'a Intent,
+    partitions: &'a [(Name, i64, i64)],
+    from: Micros,
+    late: &'a [OffsetRange],
+}
+
+impl<'a> Rebuilt<'a> {
+    fn stream(self, task: &'a Task) -> LogStream<'a> {
+        let to = Micros(self.intent.t_end);
+        LogStream::new(task, self.partitions, self.from, to, self.late)
+    }
+}
+
+/// Every range of `parts` once, without the records that an adopted object still has.
+fn all_lost(parts: [&[OffsetRange]; 3], kept: &[OffsetRange]) -> Vec<OffsetRange> {
+    let mut lost: Vec<OffsetRange> = Vec::new();
+    for part in parts {
+        lost.extend(subtract(part.to_vec(), &lost));
+    }
+    subtract(lost, kept)
+}
+
 impl Task {
     /// Brings the window of `intent`, the one after `standing`, to its end.
     pub(super) async fn redo(
@@ -58,26 +84,37 @@ impl Task {
             to = %Micros(intent.t_end),
             "redoing an interrupted window from its intent"
         );
+        let carried = Gaps::of(&intent);
         let mut backoff = self.context.jitter.backoff();
         loop {
-            let (partitions, mut lost) = self.window_partitions(standing, &intent).await?;
-            let rebuilt = self.rebuild(fence, standing, &intent, &partitions).await;
-            match rebuilt {
+            let (partitions, found) = self.window_partitions(standing, &intent, &carried).await?;
+            let window = Rebuilt {
+                intent: &intent,
+                partitions: &partitions,
+                from: Micros(standing.pointer.t_end),
+                late: &carried.late,
+            };
+            match self.rebuild(fence, window).await {
                 Ok((content, deleted)) => {
-                    lost.extend(deleted);
                     let gaps = Gaps {
-                        lost,
-                        late: Vec::new(),
+                        lost: all_lost([&carried.lost, &found, &deleted], &content.tally.kept),
+                        late: carried.late,
                     };
                     return self.conclude(fence, standing, &intent, content, gaps).await;
                 }
+                // Its length was another one than when it was measured.
+                Err(
+                    Redo::LogChanged
+                    | Redo::Trouble(Trouble::End(End::Halted(Halt::Encode(
+                        EncodeError::RecordBytes { .. },
+                    )))),
+                ) => {
+                    warn!(%queue, k = intent.k, "the log changed while it was read; once more");
+                }
                 Err(Redo::Trouble(Trouble::End(end))) => return Err(end),
                 Err(Redo::Trouble(Trouble::Restart)) => self.restarts(&intent),
-                Err(Redo::LogChanged) => {
-                    warn!(%queue, k = intent.k, "the log changed while it was read; once more");
-                    tokio::time::sleep(backoff.next(None)).await;
-                }
             }
+            tokio::time::sleep(backoff.next(None)).await;
         }
     }
 
@@ -114,11 +151,14 @@ impl Task {
         &self,
         standing: &Standing,
         intent: &Intent,
+        carried: &Gaps,
     ) -> Result<(Vec<(Name, i64, i64)>, Vec<OffsetRange>), End> {
         let mut engine = self.engine(standing).await;
         let mut backoff = self.context.jitter.backoff();
         loop {
-            self.whole_pass(&mut engine, false).await?;
+            // A pass that asks for what moved lately does not name where records came late.
+            self.whole_pass(&mut engine, !carried.late.is_empty())
+                .await?;
             if engine
                 .safe_time()
                 .is_some_and(|safe| safe >= Micros(intent.t_end))
@@ -128,8 +168,9 @@ impl Task {
             // The broker's safeTime may fall between calls; the window is final above it only.
             tokio::time::sleep(backoff.next(None)).await;
         }
+        let mut probing = Probing::new(&self.context.jitter);
         while engine.wants_probes() {
-            self.probe(&mut engine).await?;
+            self.probe(&mut engine, &mut probing).await?;
         }
         Ok((engine.positions(), engine.take_lost()))
     }
@@ -137,16 +178,12 @@ impl Task {
     async fn rebuild(
         &self,
         fence: &Fence,
-        standing: &Standing,
-        intent: &Intent,
-        partitions: &[(Name, i64, i64)],
+        window: Rebuilt<'_>,
     ) -> Result<(Content, Vec<OffsetRange>), Redo> {
-        let shape = intent.shape(self.settings().shape.align);
-        let (from, to) = (Micros(standing.pointer.t_end), Micros(intent.t_end));
         // Once to learn the lengths that the objects' headers tell, once to write them.
-        let sizes = self.measure(partitions, shape, from, to).await?;
-        let mut writer = WindowWriter::new(self, fence, intent, sizes, true);
-        let mut stream = LogStream::new(self, partitions, from, to);
+        let sizes = self.measure(window).await?;
+        let mut writer = WindowWriter::new(self, fence, window.intent, sizes, true);
+        let mut stream = window.stream(self);
         let written = async {
             while let Some((partition, chunk)) = writer.alongside(stream.next()).await? {
                 writer.push(&partition, chunk).await?;
@@ -158,24 +195,18 @@ impl Task {
         Ok((written?, stream.lost))
     }
 
-    async fn measure(
-        &self,
-        partitions: &[(Name, i64, i64)],
-        shape: Shape,
-        from: Micros,
-        to: Micros,
-    ) -> Result<Sizes, Changed> {
-        let mut stream = LogStream::new(self, partitions, from, to);
+    async fn measure(&self, window: Rebuilt<'_>) -> Result<Sizes, Changed> {
+        let mut stream = window.stream(self);
         let mut total = 0;
         let mut each: HashMap<Name, u64> = HashMap::new();
         while let Some((partition, chunk)) = stream.next().await? {
             let bytes = record_bytes(&partition, &chunk);
-            match shape.layout {
+            match window.intent.layout {
                 Layout::Merged => total += bytes,
                 Layout::PerPartition => *each.entry(partition).or_default() += bytes,
             }
         }
-        Ok(match shape.layout {
+        Ok(match window.intent.layout {
             Layout::Merged => Sizes::Merged(total),
             Layout::PerPartition => Sizes::PerPartition(each),
         })

@@ -11,10 +11,13 @@ use crate::bucket::{BucketError, BucketErrorKind, ObjectBody, ObjectReader};
 use crate::config::Start;
 use crate::lake::documents::{CommitPointer, Intent};
 use crate::lake::manifest::Manifest;
-use crate::limits::{LISTED_BUCKETS, SIDECAR_BYTES};
+use crate::lake::{Align, Shape};
+use crate::limits::{LISTED_HOURS, SIDECAR_BYTES};
 use crate::observe::sampled::Sampled;
 use crate::ownership::{Fence, Owned};
 use crate::time::Micros;
+
+const HOUR_US: i64 = 3_600 * Micros::PER_SECOND;
 
 impl Task {
     /// Brings pointer and bucket to agree. Answers where the queue stands, and the intent that has
@@ -29,18 +32,36 @@ impl Task {
             Some(pointer) => pointer,
             None => self.first_pointer(fence, absent_since).await?,
         };
-        let mut standing = self.with_lineage(fence, pointer).await?;
+        let last = self.manifest(pointer.k).await?;
+        let mut standing = self.with_lineage(fence, pointer, last.as_ref()).await?;
         self.show(&standing.pointer);
+        if let Some(last) = last {
+            self.check_lineage(&standing, &last)?;
+            standing.named = last.lost;
+        }
         let intent = &owned.documents.intent;
-        self.check_lineage(&standing, standing.pointer.k).await?;
+        if let Some(theirs) = intent.as_ref().and_then(|intent| intent.lineage.clone())
+            && theirs != standing.lineage
+        {
+            return Err(Halt::OtherLineage {
+                key: self.keys.intent(),
+                theirs,
+                ours: standing.lineage,
+            }
+            .into());
+        }
         let pending = loop {
             let next = standing.pointer.k + 1;
             let open = intent.as_ref().filter(|intent| intent.k == next);
-            let manifest = self.check_lineage(&standing, next).await?;
+            let manifest = self.manifest(next).await?;
+            if let Some(manifest) = &manifest {
+                self.check_lineage(&standing, manifest)?;
+            }
             match (open, manifest) {
                 (Some(intent), _) => break Some(intent.clone()),
                 (None, Some(manifest)) => {
                     standing.pointer = self.adopt(fence, &standing, &manifest).await?;
+                    standing.named = manifest.lost;
                 }
                 (None, None) => {
                     self.check_unnamed(&standing).await?;
@@ -124,41 +145,51 @@ impl Task {
         }
     }
 
+    /// The standing of a queue whose pointer is `pointer`. Other implementations write none of a
+    /// lineage: then it is that of the last manifest, or a new one.
     async fn with_lineage(
         &self,
         fence: &Fence,
         mut pointer: CommitPointer,
+        last: Option<&Manifest>,
     ) -> Result<Standing, End> {
-        if let Some(lineage) = pointer.lineage.clone() {
-            return Ok(Standing { pointer, lineage });
+        let known = last
+            .map(|manifest| manifest.lineage.clone())
+            .filter(|lineage| !lineage.is_empty());
+        let lineage = match (pointer.lineage.clone(), known) {
+            (Some(lineage), _) => lineage,
+            (None, Some(lineage)) => lineage,
+            (None, None) => Uuid::new_v4().to_string(),
+        };
+        if pointer.lineage.is_none() {
+            pointer.lineage = Some(lineage.clone());
+            fence.write_committed(&pointer).await?;
         }
-        let lineage = Uuid::new_v4().to_string();
-        pointer.lineage = Some(lineage.clone());
-        fence.write_committed(&pointer).await?;
-        Ok(Standing { pointer, lineage })
+        Ok(Standing {
+            pointer,
+            lineage,
+            named: Vec::new(),
+        })
     }
 
-    /// The manifest of window `k`, if it is there and of this lake.
-    async fn check_lineage(&self, standing: &Standing, k: u64) -> Result<Option<Manifest>, End> {
-        if k == 0 {
-            return Ok(None);
+    /// Whether `manifest` is of this lake.
+    fn check_lineage(&self, standing: &Standing, manifest: &Manifest) -> Result<(), End> {
+        if manifest.lineage.is_empty() || manifest.lineage == standing.lineage {
+            return Ok(());
         }
-        let Some(manifest) = self.manifest(k).await? else {
-            return Ok(None);
-        };
-        if !manifest.lineage.is_empty() && manifest.lineage != standing.lineage {
-            return Err(Halt::OtherLineage {
-                key: self.keys.manifest(k),
-                theirs: manifest.lineage,
-                ours: standing.lineage.clone(),
-            }
-            .into());
+        Err(Halt::OtherLineage {
+            key: self.keys.manifest(manifest.k),
+            theirs: manifest.lineage.clone(),
+            ours: standing.lineage.clone(),
         }
-        Ok(Some(manifest))
+        .into())
     }
 
     /// The manifest of window `k`, if it is there.
     pub(super) async fn manifest(&self, k: u64) -> Result<Option<Manifest>, End> {
+        if k == 0 {
+            return Ok(None);
+        }
         let key = self.keys.manifest(k);
         let Some(bytes) = self.persist("get", || self.read_sidecar(&key)).await else {
             return Ok(None);
@@ -238,29 +269,55 @@ impl Task {
     /// Objects of the next window that no intent names would be taken for its own by a reader.
     async fn check_unnamed(&self, standing: &Standing) -> Result<(), End> {
         let k = standing.pointer.k + 1;
-        let shape = self.settings().shape;
-        let now = Micros(
+        let from = Micros(standing.pointer.t_end);
+        let wall = Micros(
             self.context
                 .clock
                 .wall_ms()
                 .saturating_mul(Micros::PER_MILLI),
         );
-        let mut prefixes = Vec::new();
-        let mut at = Micros(standing.pointer.t_end);
-        // A backfill's first window can start anywhere, but a new lake holds no objects either.
-        while at <= now && at > Micros::ZERO && prefixes.len() < LISTED_BUCKETS {
-            prefixes.push(self.keys.window_prefix(k, at, shape));
-            at = shape.align.directory_end(at);
-        }
+        // The clocks of sink and broker may differ by less than an hour.
+        let to = Align::Hour.bucket_end(wall.max(from)).on(HOUR_US);
+        let hours = to.0.saturating_sub(from.0) / HOUR_US;
+        let prefixes = if hours <= LISTED_HOURS {
+            self.directories(k, from, to)
+        } else {
+            vec![self.keys.windows()]
+        };
         for prefix in prefixes {
-            let page = self
-                .persist("list", || self.context.bucket.list(&prefix, None))
-                .await;
-            if let Some(key) = page.keys.into_iter().next() {
-                return Err(Halt::UnnamedObject { key, k }.into());
+            let mut after = None;
+            loop {
+                let list = || self.context.bucket.list(&prefix, after.as_deref());
+                let page = self.persist("list", list).await;
+                if let Some(key) = page.keys.iter().find(|key| self.keys.is_window(key, k)) {
+                    let key = key.clone();
+                    return Err(Halt::UnnamedObject { key, k }.into());
+                }
+                after = page.next;
+                if after.is_none() {
+                    break;
+                }
             }
         }
         Ok(())
+    }
+
+    /// What data keys of window `k` can start with when it starts in `[from, to)`, whatever the
+    /// alignment was when it was written.
+    fn directories(&self, k: u64, from: Micros, to: Micros) -> Vec<String> {
+        let mut prefixes = Vec::new();
+        for align in [Align::Hour, Align::Day] {
+            let shape = Shape {
+                align,
+                ..self.settings().shape
+            };
+            let mut at = from;
+            while at < to {
+                prefixes.push(self.keys.window_prefix(k, at, shape));
+                at = align.bucket_end(at);
+            }
+        }
+        prefixes
     }
 
     /// Uploads an object in one request, tried until it is there.

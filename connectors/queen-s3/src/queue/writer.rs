@@ -9,11 +9,11 @@ use futures::stream::{FuturesOrdered, StreamExt};
 use futures::{FutureExt, pin_mut, select_biased};
 
 use super::Task;
-use super::object::{ObjectWriter, Trouble, hex};
+use super::object::{ObjectWriter, Trouble};
 use crate::broker::Name;
 use crate::encode::ObjectSpec;
 use crate::lake::documents::Intent;
-use crate::lake::manifest::ManifestObject;
+use crate::lake::manifest::{ManifestObject, OffsetRange, hex};
 use crate::lake::{Layout, Shape};
 use crate::limits::OBJECTS_IN_FLIGHT;
 use crate::ownership::Fence;
@@ -44,6 +44,8 @@ pub(super) struct Tally {
     pub(super) max_ts: Option<Micros>,
     /// First and last offset of the partition counted last.
     pub(super) offsets: Option<(i64, i64)>,
+    /// Records of an adopted object that the log no longer has.
+    pub(super) kept: Vec<OffsetRange>,
 }
 
 /// Consecutive records of one partition, as a tally counts them.
@@ -71,6 +73,7 @@ impl Tally {
     fn add(&mut self, other: &Self) {
         self.records += other.records;
         self.partitions += other.partitions;
+        self.kept.extend(other.kept.iter().cloned());
         self.widen(other.min_ts, other.max_ts);
     }
 

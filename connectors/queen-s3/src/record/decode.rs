@@ -30,8 +30,9 @@ pub enum DecodeError {
 /// Reads the answer `body` to `request`.
 ///
 /// Unknown fields, any field order, and absent `records` or `error` are taken. Fails when it is
-/// not aligned with the request, when an offset is below the one asked for or does not rise, when
-/// `ts` falls within an entry, or when the bounds of a log are impossible.
+/// not aligned with the request, when an offset is below the one asked for or does not rise, or
+/// when the bounds of a log are impossible. From a record on whose `ts` falls within its entry the
+/// records are left out, as if the answer had ended there: the next one begins with it.
 ///
 /// A watermark at or below the last record of its entry is raised above it: a broker may read the
 /// bounds before the records, and a record proves that its offset was assigned.
@@ -77,6 +78,8 @@ struct Scan<'a> {
     /// Offset and `ts` of the last record of the entry being read; before the first, what a record
     /// must be above.
     last: (i64, Micros),
+    /// Whether `ts` fell within the entry being read: what follows is left to the next answer.
+    ts_fell: bool,
     /// The `ts` text read last and its value: records of one segment share it, so that most need no
     /// calendar arithmetic.
     ts: (&'a str, Micros),
@@ -92,6 +95,7 @@ impl<'a> Scan<'a> {
             index: Vec::new(),
             entries: Vec::with_capacity(request.entries.len()),
             last: (-1, Micros::MIN),
+            ts_fell: false,
             ts: ("", Micros::MIN),
             contradiction: None,
         }
@@ -160,11 +164,9 @@ impl<'a> Scan<'a> {
                 self.place()
             ));
         }
-        if ts < last_ts {
-            return self.refuse(format!(
-                "{}: ts falls from {last_ts} to {ts} at offset {offset}",
-                self.place()
-            ));
+        self.ts_fell |= ts < last_ts;
+        if self.ts_fell {
+            return Ok(());
         }
         self.last = (offset, ts);
         let (transaction_id_start, transaction_id_len) = self.locate(transaction_id);
@@ -192,6 +194,7 @@ impl<'a> Scan<'a> {
             return self.refuse(text);
         };
         self.last = (wanted.offset.max(0) - 1, Micros::MIN);
+        self.ts_fell = false;
         Ok(())
     }
 

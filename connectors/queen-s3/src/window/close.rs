@@ -174,7 +174,7 @@ impl Engine {
         let mut emptied = Vec::new();
         for (id, buffer) in &mut self.buffers {
             let chunks = buffer.take_below(bounds.t_end);
-            if buffer.chunks.is_empty() {
+            if buffer.runs.is_empty() {
                 emptied.push(*id);
             }
             if chunks.is_empty() {
@@ -257,26 +257,25 @@ impl Engine {
             return;
         };
         let dropped = buffer.take_from(from);
-        if buffer.chunks.is_empty() {
+        if buffer.runs.is_empty() {
             self.buffers.remove(&id);
             self.life_starts.remove(&id);
         }
-        let Some(first) = dropped
+        let Some((first, floor)) = dropped
             .first()
-            .and_then(|chunk| chunk.records().first())
-            .copied()
+            .and_then(|run| Some((*run.chunk.records().first()?, run.floor)))
         else {
             return;
         };
         let name = self.partition(id).name.clone();
-        for chunk in &dropped {
-            self.count(&name, chunk, false);
+        for run in &dropped {
+            self.count(&name, run, false);
         }
         let generation = self.next_generation();
         let now = self.pass.pages;
         let partition = self.partition_mut(id);
         partition.position = first.offset;
-        partition.last_ts = first.ts;
+        partition.last_ts = first.ts.max(floor);
         partition.generation = generation;
         partition.moved_at = now;
         partition.flags.busy = false;
@@ -285,20 +284,19 @@ impl Engine {
     /// Copies what is left of bodies that are mostly dropped, so that they can go.
     fn compact(&mut self, budget: &Arc<MemoryBudget>) {
         let mut live: HashMap<*const Batch, usize> = HashMap::new();
-        for chunk in self.buffers.values().flat_map(|buffer| &buffer.chunks) {
+        for run in self.buffers.values().flat_map(|buffer| &buffer.runs) {
+            let chunk = &run.chunk;
             *live.entry(Arc::as_ptr(&chunk.batch)).or_default() += chunk.span_bytes();
         }
-        for chunk in self
+        for run in self
             .buffers
             .values_mut()
-            .flat_map(|buffer| &mut buffer.chunks)
+            .flat_map(|buffer| &mut buffer.runs)
         {
-            let held = chunk.batch.held_bytes();
-            if live
-                .get(&Arc::as_ptr(&chunk.batch))
-                .is_some_and(|live| live * 2 < held)
-            {
-                *chunk = chunk.compacted(budget);
+            let batch = &run.chunk.batch;
+            let live = live.get(&Arc::as_ptr(batch)).copied().unwrap_or_default();
+            if live * 2 < batch.held_bytes() {
+                run.chunk = run.chunk.compacted(budget);
             }
         }
     }

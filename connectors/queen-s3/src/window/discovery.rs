@@ -82,10 +82,8 @@ impl Engine {
             self.drop_ended(running.began_at);
         }
         self.release_suspects(running.began_at);
-        self.safe = Some(
-            self.safe
-                .map_or(running.safe, |safe| safe.max(running.safe)),
-        );
+        // The last one, not the greatest: a broker whose answers fall costs lag and nothing else.
+        self.safe = Some(running.safe);
         self.opened = self.opened.or(self.safe);
         Some(PassSummary {
             listed: running.listed,
@@ -160,8 +158,18 @@ impl Engine {
         if comparable || listed.id.is_some() {
             partition.listed_end = partition.listed_end.max(listed.last_offset + 1);
         }
-        if listed.last_offset + 1 > partition.watermark {
-            partition.watermark = listed.last_offset + 1;
+        let end = listed.last_offset + 1;
+        if comparable && end < partition.watermark && end >= partition.position {
+            // Offsets that were shown are gone from the end: a failover, or a life told by no id.
+            let gone = partition.watermark - 1;
+            partition.watermark = end;
+            partition.listed_end = end;
+            partition.moved_at = now;
+            self.note_lost(id, end, gone);
+            return;
+        }
+        if end > partition.watermark {
+            partition.watermark = end;
             partition.moved_at = now;
         }
         // A fetch that is out tells by itself what it could still read.
@@ -223,13 +231,11 @@ impl Engine {
     /// A life of a partition is over: what was not read of it is lost, and answers to requests
     /// that are out are void.
     fn end_life(&mut self, id: PartitionId) {
-        let first_unread = self
-            .seeks
-            .remove(&id)
-            .map_or(self.partition(id).position, |seek| seek.lo());
+        let position = self.partition(id).position;
+        let sought = self.seeks.remove(&id).map(|seek| seek.lo());
+        let doubted = self.doubted_losses.remove(&id);
         let listed_end = self.partition(id).listed_end;
-        self.note_lost(id, first_unread, listed_end - 1);
-        self.doubted_losses.remove(&id);
+        self.note_lost(id, doubted.or(sought).unwrap_or(position), listed_end - 1);
         self.unproven.remove(&id);
         let generation = self.next_generation();
         let partition = self.partition_mut(id);

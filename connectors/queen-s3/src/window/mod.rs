@@ -22,6 +22,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::broker::Name;
+use crate::gaps::subtract;
 use crate::lake::Align;
 use crate::lake::manifest::OffsetRange;
 use crate::time::Micros;
@@ -72,6 +73,8 @@ pub struct Engine {
     buffered_bytes: u64,
     /// Ranges deleted before they were read, for the next window's manifest.
     lost: Vec<OffsetRange>,
+    /// Ranges that an earlier manifest names already.
+    named: Vec<OffsetRange>,
     suspects: usize,
     /// Whether a full pass was complete: a name met from then on is new.
     all_known: bool,
@@ -107,6 +110,7 @@ impl Engine {
             bytes_at: BTreeMap::new(),
             buffered_bytes: 0,
             lost: Vec::new(),
+            named: Vec::new(),
             suspects: 0,
             all_known: false,
             generations: 0,
@@ -157,6 +161,17 @@ impl Engine {
             .collect();
         positions.sort_unstable_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
         positions
+    }
+
+    /// Notes ranges that the last window's manifest names: a position restored from before it would
+    /// find them missing again.
+    pub fn note_named(&mut self, named: Vec<OffsetRange>) {
+        self.named = named;
+    }
+
+    /// Notes ranges that are lost although nothing here shows it.
+    pub fn note_also_lost(&mut self, lost: Vec<OffsetRange>) {
+        self.lost.extend(lost);
     }
 
     /// Takes out the ranges that are known to be deleted and that no window names yet.
@@ -227,11 +242,12 @@ impl Engine {
     fn note_lost(&mut self, id: PartitionId, from: i64, to: i64) {
         if from <= to {
             let partition = self.partition(id).name.to_string();
-            self.lost.push(OffsetRange {
+            let range = OffsetRange {
                 partition,
                 from,
                 to,
-            });
+            };
+            self.lost.extend(subtract(vec![range], &self.named));
         }
     }
 }

@@ -61,63 +61,92 @@ impl Partition {
     }
 }
 
-/// Buffered records of one partition, `ts` rising.
+/// A run of buffered records. Within it `ts` does not fall; where it fell between two runs, because
+/// the broker broke its promise, the later one is bound to the earlier by its floor.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) chunk: Chunk,
+    /// Greatest `ts` of the partition before the run: no window may hold the run without what came
+    /// before it.
+    pub(super) floor: Micros,
+}
+
+/// Buffered records of one partition, in log order.
 #[derive(Debug, Default)]
 pub(super) struct PartitionBuffer {
-    pub(super) chunks: VecDeque<Chunk>,
+    pub(super) runs: VecDeque<Run>,
 }
 
 impl PartitionBuffer {
     /// Offset of the first buffered record at or above `from`.
     pub(super) fn first_offset_from(&self, from: Micros) -> Option<i64> {
-        self.chunks
+        self.runs
             .iter()
-            .flat_map(|chunk| chunk.records())
+            .flat_map(|run| run.chunk.records())
             .find(|record| record.ts >= from)
             .map(|record| record.offset)
     }
 
-    /// Takes the records below `end` out, in order.
+    /// Takes the records that belong below `end` out, in order.
     pub(super) fn take_below(&mut self, end: Micros) -> Vec<Chunk> {
         let mut taken = Vec::new();
-        while let Some(chunk) = self.chunks.front_mut() {
-            let below = chunk.records().partition_point(|record| record.ts < end) as u32;
-            if below == 0 {
+        while let Some(run) = self.runs.front_mut() {
+            let middle = run.split(end);
+            let range = run.chunk.range.clone();
+            if middle > range.start {
+                taken.push(Chunk {
+                    batch: run.chunk.batch.clone(),
+                    range: range.start..middle,
+                });
+            }
+            if middle < range.end {
+                run.chunk.range.start = middle;
                 break;
             }
-            let middle = chunk.range.start + below;
-            taken.push(Chunk {
-                batch: chunk.batch.clone(),
-                range: chunk.range.start..middle,
-            });
-            if middle < chunk.range.end {
-                chunk.range.start = middle;
-                break;
-            }
-            self.chunks.pop_front();
+            self.runs.pop_front();
         }
         taken
     }
 
-    /// Takes the records at or above `from` out, in order.
-    pub(super) fn take_from(&mut self, from: Micros) -> Vec<Chunk> {
+    /// Takes the records that belong at or above `from` out, in order.
+    pub(super) fn take_from(&mut self, from: Micros) -> Vec<Run> {
         let mut taken = VecDeque::new();
-        while let Some(chunk) = self.chunks.back_mut() {
-            let below = chunk.records().partition_point(|record| record.ts < from) as u32;
-            let middle = chunk.range.start + below;
-            if middle == chunk.range.end {
+        while let Some(run) = self.runs.back_mut() {
+            let middle = run.split(from);
+            let range = run.chunk.range.clone();
+            if middle == range.end {
                 break;
             }
-            taken.push_front(Chunk {
-                batch: chunk.batch.clone(),
-                range: middle..chunk.range.end,
-            });
-            if below > 0 {
-                chunk.range.end = middle;
+            if middle > range.start {
+                taken.push_front(Run {
+                    chunk: Chunk {
+                        batch: run.chunk.batch.clone(),
+                        range: middle..range.end,
+                    },
+                    floor: run.floor,
+                });
+                run.chunk.range.end = middle;
                 break;
             }
-            self.chunks.pop_back();
+            if let Some(run) = self.runs.pop_back() {
+                taken.push_front(run);
+            }
         }
         taken.into()
+    }
+}
+
+impl Run {
+    /// Index of the first record that belongs at or above `at`.
+    fn split(&self, at: Micros) -> u32 {
+        let range = &self.chunk.range;
+        if self.floor >= at {
+            return range.start;
+        }
+        let below = self
+            .chunk
+            .records()
+            .partition_point(|record| record.ts < at);
+        range.start + below as u32
     }
 }

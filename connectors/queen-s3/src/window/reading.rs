@@ -7,6 +7,7 @@ use crate::encode::record_bytes;
 use crate::record::{Batch, Chunk};
 use crate::time::Micros;
 
+use super::partition::Run;
 use super::seek::Probe;
 use super::{Engine, PartitionId};
 
@@ -147,6 +148,14 @@ impl Engine {
             }
             return ReadResult::Nothing;
         };
+        let count = i64::try_from(chunk.records().len()).unwrap_or(i64::MAX);
+        let last = chunk
+            .records()
+            .last()
+            .map_or(first.offset, |last| last.offset);
+        if last - first.offset + 1 != count {
+            return self.suspect(id, "offsets are missing within its log");
+        }
         if first.offset > request.offset {
             if entry.log_start <= request.offset {
                 return self.suspect(id, "offsets are missing within its log");
@@ -201,6 +210,7 @@ impl Engine {
             self.separate_lives(id, first.ts);
         }
         let partition = self.partition_mut(id);
+        let floor = partition.last_ts;
         partition.position = last.offset + 1;
         partition.watermark = partition
             .watermark
@@ -215,8 +225,9 @@ impl Engine {
         }
         if !chunk.range.is_empty() {
             let name = partition.name.clone();
-            self.count(&name, &chunk, true);
-            self.buffers.entry(id).or_default().chunks.push_back(chunk);
+            let run = Run { chunk, floor };
+            self.count(&name, &run, true);
+            self.buffers.entry(id).or_default().runs.push_back(run);
         }
     }
 
@@ -229,13 +240,13 @@ impl Engine {
             return;
         };
         let misread = buffer.take_from(first_ts);
-        let emptied = buffer.chunks.is_empty();
+        let emptied = buffer.runs.is_empty();
         let name = self.partition(id).name.clone();
-        for chunk in &misread {
-            self.count(&name, chunk, false);
+        for run in &misread {
+            self.count(&name, run, false);
         }
-        let first = misread.first().and_then(|chunk| chunk.records().first());
-        let last = misread.last().and_then(|chunk| chunk.records().last());
+        let first = misread.first().and_then(|run| run.chunk.records().first());
+        let last = misread.last().and_then(|run| run.chunk.records().last());
         if let (Some(first), Some(last)) = (first, last) {
             self.note_lost(id, first.offset, last.offset.min(former_end - 1));
         }
@@ -246,8 +257,10 @@ impl Engine {
         }
     }
 
-    /// Counts the record bytes of `chunk` in or out, at the instants that put them into a window.
-    pub(super) fn count(&mut self, name: &str, chunk: &Chunk, inwards: bool) {
+    /// Counts the record bytes of `run` in or out, at the instants that put them into a window.
+    pub(super) fn count(&mut self, name: &str, run: &Run, inwards: bool) {
+        let chunk = &run.chunk;
+        let floor = run.floor.max(self.cut);
         let mut start = chunk.range.start;
         while start < chunk.range.end {
             let rest = &chunk.batch.index()[start as usize..chunk.range.end as usize];
@@ -261,7 +274,7 @@ impl Engine {
                 range: start..start + same,
             };
             let bytes = record_bytes(name, &run);
-            let at = first.ts.max(self.cut);
+            let at = first.ts.max(floor);
             if inwards {
                 *self.bytes_at.entry(at).or_default() += bytes;
                 self.buffered_bytes += bytes;

@@ -16,14 +16,17 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{End, Standing, Task, stopping};
 use crate::broker::{BrokerError, Changed, FetchAnswer};
+use crate::gaps::Gaps;
 use crate::lake::documents::Intent;
-use crate::limits::{FETCH_CALL_LEAST_BYTES, FETCH_ENTRY_LEAST_BYTES, FULL_PASS_EVERY};
+use crate::limits::{FETCH_CALL_LEAST_BYTES, FETCH_ENTRY_LEAST_BYTES};
 use crate::observe::sampled::Sampled;
 use crate::ownership::Fence;
 use crate::retry::Backoff;
+use crate::time::Micros;
 use crate::window::{Close, Engine, Policy, Press, ReadRequest};
 
 use passes::Pass;
+pub(super) use reading::Probing;
 use reading::{Call, LEAST_EXPANSION};
 
 /// How a session came to its end.
@@ -62,7 +65,6 @@ struct Session<'a> {
     pass: Option<Pass>,
     page_out: bool,
     next_pass: Instant,
-    next_full_pass: Instant,
     pass_backoff: Backoff,
     fetches: usize,
     fetch_backoff: Backoff,
@@ -80,12 +82,14 @@ struct Session<'a> {
     checkpointing: bool,
     /// Window after which the last checkpoint was written.
     checkpointed: u64,
+    /// The `safeTime` of the answer that the queue is gone; the window being written is still
+    /// brought to its end, because its records are in hand.
+    absent: Option<Micros>,
     /// On a stop: whether the window being filled was judged.
     judged: bool,
     discovery_log: Sampled,
     fetch_log: Sampled,
     doubt_log: Sampled,
-    degraded: Option<bool>,
 }
 
 impl Task {
@@ -123,7 +127,6 @@ impl Task {
             pass: None,
             page_out: false,
             next_pass: now,
-            next_full_pass: now + FULL_PASS_EVERY,
             pass_backoff: self.context.jitter.backoff(),
             fetches: 0,
             fetch_backoff: self.context.jitter.backoff(),
@@ -135,13 +138,15 @@ impl Task {
             committing: false,
             checkpointing: false,
             checkpointed,
+            absent: None,
             judged: false,
             discovery_log: Sampled::default(),
             fetch_log: Sampled::default(),
             doubt_log: Sampled::default(),
-            degraded: None,
         };
-        session.run(&mut stop).await
+        let outcome = session.run(&mut stop).await;
+        self.status.buffered.store(0, Relaxed);
+        outcome
     }
 }
 
@@ -152,7 +157,11 @@ fn micros(duration: Duration) -> i64 {
 impl<'a> Session<'a> {
     async fn run(&mut self, stop: &mut watch::Receiver<bool>) -> Outcome {
         loop {
-            if *stop.borrow() {
+            if let Some(safe_time) = self.absent {
+                if !self.committing {
+                    return End::Absent(safe_time).into();
+                }
+            } else if *stop.borrow() {
                 if self.judged_last_window() && !self.committing {
                     return End::Drained.into();
                 }
@@ -162,7 +171,7 @@ impl<'a> Session<'a> {
                 self.read();
             }
             let draining = *stop.borrow();
-            let waits = self.pass.is_none() && !draining;
+            let waits = self.pass.is_none() && !draining && self.absent.is_none();
             let wake = waits.then_some(self.next_pass);
             let event = tokio::select! {
                 biased;
@@ -191,7 +200,7 @@ impl<'a> Session<'a> {
 
     fn apply(&mut self, event: Event) -> Result<(), Outcome> {
         match event {
-            Event::Page(answer) => self.page(answer)?,
+            Event::Page(answer) => self.page(answer),
             Event::Fetched(call, answer) => self.fetched(&call, answer),
             Event::Released(reads) => reads.iter().for_each(|read| self.engine.unread(read)),
             Event::Committed(result) => self.committed(result?),
@@ -268,9 +277,13 @@ impl<'a> Session<'a> {
             return false;
         };
         self.committing = true;
+        let gaps = Gaps {
+            lost: self.engine.take_lost(),
+            late: Vec::new(),
+        };
         let (task, fence, standing) = (self.task, self.fence, self.standing.clone());
         self.start(async move {
-            let intent = task.intent(&standing, t_start, t_end);
+            let intent = task.intent(&standing, t_start, t_end, &gaps);
             let written = fence.write_intent(&intent).await;
             Event::Oversized(
                 written

@@ -1,12 +1,13 @@
 //! Discovery: one pass after the other, a page at a time.
 
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::{Event, Outcome, Session};
+use super::{Event, Session};
 use crate::broker::{BrokerError, Changed, ChangedRequest, EntryError};
 use crate::limits::{CHANGED_PAGE, FULL_PASS_EVERY};
 use crate::observe::sampled::Sampled;
@@ -69,6 +70,31 @@ impl Task {
         }
     }
 
+    /// Whether every partition is to be listed now; the next time is then put off.
+    fn full_pass_due(&self, now: Instant) -> bool {
+        let mut next = self
+            .next_full_pass
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let due = now >= *next;
+        if due {
+            *next = now + FULL_PASS_EVERY;
+        }
+        due
+    }
+
+    /// Logs a change of the broker's sight, once for the process.
+    fn note_degraded(&self, degraded: bool) {
+        match self.context.status.change_degraded(degraded) {
+            Some(true) => warn!(
+                "the broker's safeTime is degraded: it cannot see every database session, and \
+                 windows close later; GRANT pg_read_all_stats to the broker's role"
+            ),
+            Some(false) => info!("the broker's safeTime is whole again"),
+            None => {}
+        }
+    }
+
     fn page_request(&self, since: Option<Micros>, after: Option<String>) -> ChangedRequest {
         ChangedRequest {
             queue: self.queue.clone(),
@@ -91,10 +117,7 @@ impl Session<'_> {
             Some(pass) => pass,
             None if now < self.next_pass => return,
             None => {
-                let full = now >= self.next_full_pass;
-                if full {
-                    self.next_full_pass = now + FULL_PASS_EVERY;
-                }
+                let full = self.task.full_pass_due(now);
                 Pass {
                     since: self.engine.begin_pass(full).since,
                     after: None,
@@ -112,7 +135,7 @@ impl Session<'_> {
         self.start(async move { Event::Page(task.changed(&request).await) });
     }
 
-    pub(super) fn page(&mut self, answer: Result<Changed, BrokerError>) -> Result<(), Outcome> {
+    pub(super) fn page(&mut self, answer: Result<Changed, BrokerError>) {
         self.page_out = false;
         let answer = match answer {
             Ok(answer) => answer,
@@ -123,53 +146,41 @@ impl Session<'_> {
                 }
                 let pause = self.pass_backoff.next(error.retry_after());
                 self.give_pass_up(pause);
-                return Ok(());
+                return;
             }
         };
         match &answer.error {
             None => {}
-            Some(EntryError::UnknownQueue) => return Err(End::Absent(answer.safe_time).into()),
+            Some(EntryError::UnknownQueue) => {
+                self.absent = Some(answer.safe_time);
+                return;
+            }
             Some(error) => {
                 warn!(queue = %self.task.queue, %error, "a discovery page was refused");
                 let pause = self.pass_backoff.next(None);
                 self.give_pass_up(pause);
-                return Ok(());
+                return;
             }
         }
         self.discovery_log.success();
         self.pass_backoff.reset();
         self.task.status.present.store(true, Relaxed);
-        self.note_degraded(answer.degraded);
+        self.task.note_degraded(answer.degraded);
         self.engine.page(answer.safe_time, &answer.partitions);
         if let (Some(after), Some(pass)) = (answer.next, &mut self.pass) {
             pass.after = Some(after);
-            return Ok(());
+            return;
         }
         self.pass = None;
         if let Some(summary) = self.engine.end_pass() {
             self.task.status.discovered.store(summary.listed, Relaxed);
         }
         self.next_pass = Instant::now() + self.task.settings().discovery_interval;
-        Ok(())
     }
 
     fn give_pass_up(&mut self, pause: Duration) {
         self.engine.abandon_pass();
         self.pass = None;
         self.next_pass = Instant::now() + pause;
-    }
-
-    fn note_degraded(&mut self, degraded: bool) {
-        let queue = &self.task.queue;
-        match (self.degraded.replace(degraded), degraded) {
-            (Some(before), now) if before == now => {}
-            (None, false) => {}
-            (_, true) => warn!(
-                %queue,
-                "the broker's safeTime is degraded: it cannot see every database session, and \
-                 windows close later; GRANT pg_read_all_stats to the broker's role"
-            ),
-            (_, false) => info!(%queue, "the broker's safeTime is whole again"),
-        }
     }
 }

@@ -1,5 +1,6 @@
 //! Reading: which partitions to fetch next, with how much at a time, and what the answers say.
 
+use std::fmt::Display;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -11,7 +12,9 @@ use crate::limits::{
     ENTRY_RETRY, FETCH_CALL_BYTES, FETCH_CALL_LEAST_BYTES, FETCH_ENTRIES, FETCH_ENTRY_LEAST_BYTES,
     FETCH_ENTRY_MAX_BYTES, FETCH_LEAST_ENTRIES, PROBE_BYTES, QUEUE_ROOM_BYTES,
 };
+use crate::observe::sampled::Sampled;
 use crate::queue::{End, Task};
+use crate::retry::{Backoff, Jitter};
 use crate::window::{Engine, Press, ReadRequest, ReadResult};
 
 /// Rendered bytes that are expected per stored byte at least: an answer that is small because there
@@ -39,6 +42,22 @@ pub(super) struct Call {
     room: usize,
 }
 
+/// The state of a search for reading positions.
+pub(in crate::queue) struct Probing {
+    backoff: Backoff,
+    log: Sampled,
+}
+
+impl Probing {
+    /// A search at its beginning.
+    pub(in crate::queue) fn new(jitter: &Jitter) -> Self {
+        Self {
+            backoff: jitter.backoff(),
+            log: Sampled::default(),
+        }
+    }
+}
+
 impl Task {
     /// One fetch call, counted.
     pub(in crate::queue) async fn fetch(
@@ -54,28 +73,56 @@ impl Task {
         answer
     }
 
-    /// One call of probes for the positions that `engine` still looks for.
-    pub(in crate::queue) async fn probe(&self, engine: &mut Engine) -> Result<(), End> {
+    /// One call of probes for the positions that `engine` still looks for. A call that brings
+    /// nothing is followed by a pause.
+    pub(in crate::queue) async fn probe(
+        &self,
+        engine: &mut Engine,
+        probing: &mut Probing,
+    ) -> Result<(), End> {
         let probes = engine.next_probes(FETCH_ENTRIES);
         if probes.is_empty() {
             // What is left contradicts the last pass.
+            tokio::time::sleep(probing.backoff.next(None)).await;
             return self.whole_pass(engine, true).await;
         }
         let request = self.fetch_request(&probes, PROBE_BYTES);
+        let mut progress = false;
+        let mut asked = None;
         match self.fetch(&request).await {
             Ok(answer) => {
                 for (read, entry) in probes.iter().zip(&answer.entries) {
-                    engine.read(read, &answer.batch, entry);
+                    match engine.read(read, &answer.batch, entry) {
+                        ReadResult::Progress => progress = true,
+                        ReadResult::Nothing => {}
+                        ReadResult::Suspect(why) => self.doubt(&mut probing.log, read, &why),
+                        ReadResult::Error(error) => self.doubt(&mut probing.log, read, &error),
+                    }
                     engine.unread(read);
                 }
             }
             Err(error) => {
                 probes.iter().for_each(|read| engine.unread(read));
-                let pause = self.context.jitter.backoff().next(error.retry_after());
-                tokio::time::sleep(pause).await;
+                asked = error.retry_after();
+                if let Some(suppressed) = probing.log.failure() {
+                    warn!(queue = %self.queue, %error, suppressed, "fetching failed; trying again");
+                }
             }
         }
+        if progress {
+            probing.backoff.reset();
+        } else {
+            tokio::time::sleep(probing.backoff.next(asked)).await;
+        }
         Ok(())
+    }
+
+    /// Says, now and then, that a partition cannot be read as it should.
+    fn doubt(&self, log: &mut Sampled, read: &ReadRequest, why: &dyn Display) {
+        if let Some(suppressed) = log.failure() {
+            let (queue, partition, offset) = (&self.queue, &read.name, read.offset);
+            warn!(%queue, %partition, offset, %why, suppressed, "a partition cannot be read here");
+        }
     }
 
     fn fetch_request(&self, reads: &[ReadRequest], max_bytes: u32) -> FetchRequest {
@@ -205,19 +252,9 @@ impl Session<'_> {
             match self.engine.read(read, &answer.batch, entry) {
                 ReadResult::Progress => self.barren = false,
                 ReadResult::Nothing => starved += 1,
-                ReadResult::Suspect(why) => {
-                    self.doubt(
-                        read,
-                        &why,
-                        "a partition's answers contradict; it waits for a pass",
-                    );
-                }
+                ReadResult::Suspect(why) => self.task.doubt(&mut self.doubt_log, read, &why),
                 ReadResult::Error(error) => {
-                    self.doubt(
-                        read,
-                        &error,
-                        "the broker cannot read a partition; trying again",
-                    );
+                    self.task.doubt(&mut self.doubt_log, read, &error);
                     held.push(read.clone());
                 }
             }
@@ -239,14 +276,6 @@ impl Session<'_> {
                 tokio::time::sleep(pause).await;
                 Event::Released(held)
             });
-        }
-    }
-
-    fn doubt(&mut self, read: &ReadRequest, why: &dyn std::fmt::Display, what: &'static str) {
-        if let Some(suppressed) = self.doubt_log.failure() {
-            let queue = &self.task.queue;
-            let (partition, offset) = (&read.name, read.offset);
-            warn!(%queue, %partition, offset, %why, suppressed, "{what}");
         }
     }
 }

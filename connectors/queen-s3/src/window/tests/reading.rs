@@ -185,9 +185,105 @@ fn incremental_passes_ask_from_a_little_below_what_is_known() {
 }
 
 #[test]
-fn a_safe_time_that_falls_does_not_take_back_what_was_answered() {
+fn a_safe_time_that_falls_costs_lag_and_takes_nothing_back() {
     let mut engine = engine(1_000);
     pass(&mut engine, 1_100, &[]);
     pass(&mut engine, 1_050, &[]);
-    assert_eq!(engine.safe_time(), Some(at(1_100)));
+    assert_eq!(engine.safe_time(), Some(at(1_050)));
+    assert!(engine.close(Press::Memory).is_none());
+    assert_eq!(engine.cut(), at(1_000));
+}
+
+#[test]
+fn a_page_does_not_move_a_partition_that_a_fetch_is_out_for() {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_010, &[listed("a", 0, 9, None)]);
+    let out = request(&mut engine, "a");
+    pass(&mut engine, 1_010 + AGE, &[listed("a", 5, 9, None)]);
+    let records: Vec<_> = (0..10).map(|n| (n, 1_001 + n)).collect();
+    engine.read(
+        &out,
+        &batch(&records, &MemoryBudget::new(0)),
+        &entry(10, 10),
+    );
+    let window = window(&mut engine);
+    assert_eq!(window.lost, []);
+    assert_eq!(offsets(&window)[0].1.len(), 10);
+}
+
+#[test]
+fn a_hole_within_an_answer_is_never_read_over() {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_010, &[listed("a", 0, 4, None)]);
+    let answer = read(&mut engine, "a", &[(0, 1_001), (1, 1_002), (4, 1_003)], 5);
+    assert!(matches!(answer, ReadResult::Suspect(_)));
+    assert_eq!(engine.buffered_bytes(), 0);
+}
+
+#[test]
+fn a_record_whose_ts_falls_goes_into_no_window_before_what_precedes_it() {
+    let mut engine = engine(1_000);
+    pass(
+        &mut engine,
+        1_010,
+        &[listed("a", 0, 0, None), listed("b", 0, 0, None)],
+    );
+    read(&mut engine, "a", &[(0, 1_050)], 1);
+    read(&mut engine, "b", &[(0, 1_040)], 1);
+    pass(&mut engine, 1_011, &[listed("a", 0, 1, None)]);
+    read(&mut engine, "a", &[(1, 1_020)], 2);
+    pass(&mut engine, 1_045 + GUARD, &[]);
+    pass(&mut engine, 1_045 + GUARD, &[]);
+    let Some(Close::Window(first)) = engine.close(Press::Memory) else {
+        panic!("a window closes");
+    };
+    assert_eq!(offsets(&first), [("b".to_owned(), vec![0])]);
+    pass(&mut engine, 1_050 + 2 * AGE, &[]);
+    let second = window(&mut engine);
+    assert_eq!(offsets(&second), [("a".to_owned(), vec![0, 1])]);
+    assert_eq!(
+        second.late,
+        [OffsetRange {
+            partition: "a".into(),
+            from: 1,
+            to: 1
+        }]
+    );
+    assert_eq!(engine.buffered_bytes(), 0);
+}
+
+#[test]
+fn a_partition_that_a_full_pass_did_not_know_is_new_and_its_late_records_are_kept() {
+    let mut engine = engine(1_000);
+    run_pass(&mut engine, 1_010, &[], true);
+    pass(&mut engine, 1_010 + AGE, &[listed("new", 0, 1, None)]);
+    read(&mut engine, "new", &[(0, 990), (1, 1_020)], 2);
+    let window = window(&mut engine);
+    assert_eq!(offsets(&window), [("new".to_owned(), vec![0, 1])]);
+    assert_eq!(
+        window.late,
+        [OffsetRange {
+            partition: "new".into(),
+            from: 0,
+            to: 0
+        }]
+    );
+}
+
+#[test]
+fn offsets_that_were_shown_and_vanish_from_the_end_hold_nothing_up() {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_010, &[listed("a", 0, 9, None)]);
+    read(&mut engine, "a", &[(0, 1_001), (1, 1_002)], 10);
+    pass(&mut engine, 1_010 + AGE, &[listed("a", 0, 1, None)]);
+    let window = window(&mut engine);
+    assert_eq!(offsets(&window), [("a".to_owned(), vec![0, 1])]);
+    assert_eq!(
+        window.lost,
+        [OffsetRange {
+            partition: "a".into(),
+            from: 2,
+            to: 9
+        }]
+    );
 }
