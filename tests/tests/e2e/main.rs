@@ -4,6 +4,7 @@ mod boot;
 mod broker;
 mod crash;
 mod demo;
+mod embedded;
 mod main_job;
 mod outage;
 mod sharing;
