@@ -1,6 +1,6 @@
 //! What the bucket lists: queues, manifests, and objects that no manifest names.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use sha2::{Digest, Sha256};
 
@@ -113,21 +113,25 @@ pub async fn foreign(
     store: &Store,
     lake: &Lake,
     windows: &[u64],
-    unread: &HashSet<u64>,
+    unread: &[(u64, u64)],
     named: &Named,
     findings: &mut Findings,
     notes: &mut Vec<Note>,
 ) -> Result<(), BucketError> {
     let newest = windows.last().copied().unwrap_or_default();
-    let mut younger: Vec<(u64, String)> = Vec::new();
+    // The first key of each window, and how many more it has.
+    let mut younger: BTreeMap<u64, (String, u64)> = BTreeMap::new();
     store
         .list(&lake.keys.data_directory(), |key| {
             if named.0.contains(&fingerprint(key)) {
                 return;
             }
             match lake.keys.data_k(key) {
-                Some(k) if k > newest => younger.push((k, key.to_owned())),
-                Some(k) if unread.contains(&k) => {}
+                Some(k) if k > newest => {
+                    let (_, keys) = younger.entry(k).or_insert_with(|| (key.to_owned(), 0));
+                    *keys += 1;
+                }
+                Some(k) if unread.iter().any(|(from, to)| (*from..=*to).contains(&k)) => {}
                 k => findings.push(unnamed(k, key)),
             }
         })
@@ -137,22 +141,25 @@ pub async fn foreign(
     }
     // Listed after the objects: each of theirs but one was committed by now.
     let now = windows_now(store, lake).await?;
-    let mut noted = BTreeSet::new();
-    for (k, key) in younger {
+    for (k, (key, keys)) in younger {
         if k > now.saturating_add(1) {
-            findings.push(unnamed(Some(k), &key));
-        } else if noted.insert(k) {
-            let text = if k <= now {
-                "was committed after this check began, and is not part of it"
-            } else {
-                "is in flight: its objects are there before its manifest"
-            };
-            notes.push(Note {
-                window: Some(k),
-                key: Some(key),
-                text: format!("window {k} {text}"),
-            });
+            let text = format!(
+                "{keys} objects are of window {k}, which no manifest names and which is not in \
+                 flight"
+            );
+            findings.push(Finding::new(Kind::ForeignObject, text).of(k, &key));
+            continue;
         }
+        let text = if k <= now {
+            "was committed after this check began, and is not part of it"
+        } else {
+            "is in flight: its objects are there before its manifest"
+        };
+        notes.push(Note {
+            window: Some(k),
+            key: Some(key),
+            text: format!("window {k} {text}"),
+        });
     }
     Ok(())
 }
@@ -165,7 +172,7 @@ async fn windows_now(store: &Store, lake: &Lake) -> Result<u64, BucketError> {
 fn unnamed(k: Option<u64>, key: &str) -> Finding {
     match k {
         Some(k) => {
-            let text = format!("no manifest names it, and window {k} is not in flight");
+            let text = format!("the manifest of window {k} does not name it");
             Finding::new(Kind::ForeignObject, text).of(k, key)
         }
         None => Finding::new(Kind::ForeignObject, "it is no object of a window").at_key(key),

@@ -17,7 +17,6 @@ mod scan;
 mod store;
 mod window;
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use futures::{StreamExt, stream};
@@ -91,14 +90,38 @@ fn unnamed_queue(spelled: String) -> QueueReport {
     }
 }
 
-/// One step of a check, in the order of the windows.
-enum Step {
-    /// A window begins: its manifest, or why there is none.
-    Window(Result<Arc<Manifest>, Box<Finding>>, u64),
-    /// One of its objects.
-    Object(Arc<Manifest>, usize),
-    /// Its objects are through.
-    End(Arc<Manifest>),
+/// One step of a check, in the order of the windows: an object, or a window without any.
+struct Step {
+    k: u64,
+    /// The window's manifest, or why there is none.
+    manifest: Result<Arc<Manifest>, Box<Finding>>,
+    /// The object's place in the manifest.
+    at: Option<usize>,
+}
+
+impl Step {
+    /// The steps of window `k`.
+    fn of(k: u64, manifest: Result<Arc<Manifest>, Box<Finding>>) -> impl Iterator<Item = Self> {
+        let objects = manifest
+            .as_ref()
+            .map_or(0, |manifest| manifest.objects.len());
+        let none = (objects == 0).then_some(None);
+        none.into_iter()
+            .chain((0..objects).map(Some))
+            .map(move |at| Self {
+                k,
+                manifest: manifest.clone(),
+                at,
+            })
+    }
+
+    fn begins(&self) -> bool {
+        self.at.is_none_or(|at| at == 0)
+    }
+
+    fn ends(&self, manifest: &Manifest) -> bool {
+        self.at.is_none_or(|at| at + 1 == manifest.objects.len())
+    }
 }
 
 async fn check_queue(
@@ -121,27 +144,14 @@ async fn check_queue(
         })
         .buffered(VERIFY_IN_FLIGHT)
         .flat_map(|read| match read {
-            Ok((k, Ok(manifest))) => {
-                let objects = manifest.objects.len();
-                let (begun, ended) = (Arc::clone(&manifest), Arc::clone(&manifest));
-                stream::once(async move { Ok(Step::Window(Ok(begun), k)) })
-                    .chain(
-                        stream::iter(0..objects)
-                            .map(move |at| Ok(Step::Object(Arc::clone(&manifest), at))),
-                    )
-                    .chain(stream::once(async move { Ok(Step::End(ended)) }))
-                    .boxed()
-            }
-            Ok((k, Err(finding))) => {
-                stream::once(async move { Ok(Step::Window(Err(finding), k)) }).boxed()
-            }
+            Ok((k, manifest)) => stream::iter(Step::of(k, manifest).map(Ok)).boxed(),
             Err(error) => stream::once(async move { Err(error) }).boxed(),
         })
-        .map(|step| async move {
+        .map(|step: Result<Step, BucketError>| async move {
             let step = step?;
-            let checked = match &step {
-                Step::Object(manifest, at) => Some(object::check(store, manifest, *at).await?),
-                Step::Window(..) | Step::End(_) => None,
+            let checked = match (&step.manifest, step.at) {
+                (Ok(manifest), Some(at)) => Some(object::check(store, manifest, at).await?),
+                _ => None,
             };
             Ok::<_, BucketError>((step, checked))
         })
@@ -157,14 +167,10 @@ async fn check_queue(
             }
             step = steps.next() => step,
         };
-        match step.transpose()? {
-            None => break,
-            Some((Step::Window(manifest, k), _)) => check.begin(manifest, k),
-            Some((Step::Object(manifest, at), checked)) => {
-                check.object(&manifest, at, checked.unwrap_or_default());
-            }
-            Some((Step::End(manifest), _)) => check.end(&manifest),
-        }
+        let Some((step, checked)) = step.transpose()? else {
+            break;
+        };
+        check.step(step, checked);
     }
     drop(steps);
     listing::foreign(
@@ -196,8 +202,8 @@ struct Check<'a> {
     tiling: Tiling,
     ledger: Ledger,
     named: Named,
-    /// Windows below the newest whose manifest was not read.
-    unread: HashSet<u64>,
+    /// Windows below the newest whose manifest was not read: first and last.
+    unread: Vec<(u64, u64)>,
     last: u64,
     window: Totals,
 }
@@ -224,7 +230,7 @@ impl<'a> Check<'a> {
             tiling: Tiling::default(),
             ledger: Ledger::default(),
             named: Named::default(),
-            unread: HashSet::new(),
+            unread: Vec::new(),
             last: 0,
             window: Totals::default(),
         }
@@ -236,7 +242,7 @@ impl<'a> Check<'a> {
         for k in windows {
             if *k > expected {
                 self.findings.push(*missing(self.lake, expected, k - 1));
-                self.unread.extend(expected..*k);
+                self.unread.push((expected, k - 1));
             }
             expected = k + 1;
         }
@@ -249,7 +255,27 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn begin(&mut self, manifest: Result<Arc<Manifest>, Box<Finding>>, k: u64) {
+    fn step(&mut self, step: Step, checked: Option<Checked>) {
+        let (begins, k) = (step.begins(), step.k);
+        let manifest = match &step.manifest {
+            Ok(manifest) => Ok(&**manifest),
+            Err(finding) => Err(finding),
+        };
+        if begins {
+            self.begin(manifest, k);
+        }
+        let Ok(manifest) = manifest else {
+            return;
+        };
+        if let (Some(at), Some(checked)) = (step.at, checked) {
+            self.object(manifest, at, checked);
+        }
+        if step.ends(manifest) {
+            self.end(manifest);
+        }
+    }
+
+    fn begin(&mut self, manifest: Result<&Manifest, &Box<Finding>>, k: u64) {
         if k != self.last + 1 {
             self.ledger.doubt_all();
         }
@@ -257,14 +283,14 @@ impl<'a> Check<'a> {
         let manifest = match manifest {
             Ok(manifest) => manifest,
             Err(finding) => {
-                self.findings.push(*finding);
-                self.unread.insert(k);
+                self.findings.push(Finding::clone(finding));
+                self.unread.push((k, k));
                 self.ledger.doubt_all();
                 return;
             }
         };
-        self.lake.check(&manifest, &mut self.findings);
-        self.tiling.follow(self.lake, &manifest, &mut self.findings);
+        self.lake.check(manifest, &mut self.findings);
+        self.tiling.follow(self.lake, manifest, &mut self.findings);
         for range in &manifest.lost {
             self.ledger.lose(&range.partition, range.from, range.to);
         }

@@ -424,6 +424,10 @@ async fn objects_that_no_manifest_names_are_found() {
         &format!("{directory}dt=2026-09-04/hour=10/w-0000000005-1-2.jsonl"),
         "",
     );
+    lake.bucket.insert(
+        &format!("{directory}dt=2026-09-04/hour=11/w-0000000005-1-2.jsonl"),
+        "",
+    );
     lake.bucket
         .insert(&format!("{}0000000000.json", lake.keys.manifests()), "");
     assert_eq!(
@@ -435,6 +439,15 @@ async fn objects_that_no_manifest_names_are_found() {
             (Kind::ForeignObject, None, None),
         ]
     );
+}
+
+#[tokio::test]
+async fn a_manifest_far_above_the_others_costs_one_finding_and_no_memory() {
+    let mut lake = clean(SHAPE);
+    lake.k = 9_999_999_998;
+    lake.window(70, &[("a", 12, 61)]);
+    let found = lake.found().await;
+    assert_eq!(found, [(Kind::MissingManifest, Some(4), None)]);
 }
 
 #[tokio::test]
