@@ -95,8 +95,12 @@ impl fmt::Display for Report {
             findings,
             ..
         } = self;
-        match (self.queues.len(), findings) {
-            (0, _) => write!(f, "no queue of sink {sink} has anything under {prefix}"),
+        let windows: u64 = self.queues.iter().map(|queue| queue.windows).sum();
+        match (windows, findings) {
+            (0, 0) => write!(
+                f,
+                "nothing to check: sink {sink} has no window under {prefix}"
+            ),
             (_, 0) => write!(f, "clean: the lake of sink {sink} under {prefix} is whole"),
             (_, 1) => write!(f, "1 finding in the lake of sink {sink} under {prefix}"),
             (_, n) => write!(f, "{n} findings in the lake of sink {sink} under {prefix}"),

@@ -519,8 +519,12 @@ async fn every_queue_of_the_sink_is_found_in_the_bucket() {
 
 #[tokio::test]
 async fn a_queue_without_a_window_is_noted() {
-    let report = Lake::new().check().await;
-    assert_eq!((report.findings.len(), report.notes.len()), (0, 1));
+    let lake = Lake::new();
+    let report = check(&lake.bucket, Some(&[lake.queue])).await;
+    assert!(report.ok);
+    assert_eq!(report.queues[0].notes.len(), 1);
+    let text = report.to_string();
+    assert!(text.contains("nothing to check"), "{text}");
 }
 
 #[tokio::test]
