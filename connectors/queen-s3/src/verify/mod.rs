@@ -259,7 +259,7 @@ impl<'a> Check<'a> {
         let (begins, k) = (step.begins(), step.k);
         let manifest = match &step.manifest {
             Ok(manifest) => Ok(&**manifest),
-            Err(finding) => Err(finding),
+            Err(finding) => Err(&**finding),
         };
         if begins {
             self.begin(manifest, k);
@@ -275,7 +275,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn begin(&mut self, manifest: Result<&Manifest, &Box<Finding>>, k: u64) {
+    fn begin(&mut self, manifest: Result<&Manifest, &Finding>, k: u64) {
         if k != self.last + 1 {
             self.ledger.doubt_all();
         }
@@ -283,7 +283,7 @@ impl<'a> Check<'a> {
         let manifest = match manifest {
             Ok(manifest) => manifest,
             Err(finding) => {
-                self.findings.push(Finding::clone(finding));
+                self.findings.push(finding.clone());
                 self.unread.push((k, k));
                 self.ledger.doubt_all();
                 return;

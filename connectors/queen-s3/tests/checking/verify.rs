@@ -32,7 +32,6 @@ async fn a_whole_lake_is_clean_in_every_shape() {
                     compression,
                     layout: *layout,
                     align: *align,
-                    ..SHAPE
                 };
                 let report = clean(shape).check().await;
                 assert_eq!(report.findings, [], "{shape:?}");
