@@ -6,11 +6,12 @@ VENV := $(CURDIR)/.venv
 export PATH := $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fmt build clean
+.PHONY: help demo test simulate lint fmt build clean
 
 help:
 	@echo 'make demo   start everything, push 100,000 events, check the lake'
 	@echo 'make test   every test, with real processes'
+	@echo 'make simulate SEEDS=1000   that many histories of faults, in virtual time'
 	@echo 'make lint   formatting, clippy, licences of the dependencies'
 	@echo 'make fmt    format the code'
 	@echo 'make build  release binaries of the broker and the sink'
@@ -31,6 +32,13 @@ test:
 	cargo build --locked --workspace --bins
 	QUEEN_S3_BIN='$(CURDIR)/$(SINK)/target/debug/queen-s3' PYTHON='$(VENV)/bin/python' \
 	  cargo nextest run --locked --workspace
+
+SEEDS ?= 1000
+
+simulate:
+	@scripts/setup build
+	QUEEN_SIM_SEEDS=$(SEEDS) cargo test --locked --manifest-path $(SINK)/Cargo.toml \
+	  --test simulation whatever_happens -- --nocapture
 
 lint:
 	@scripts/setup build lint
