@@ -149,3 +149,5 @@ pub const VERIFY_LINE_BYTES: u64 = FETCH_BODY_BYTES as u64 + MIB as u64;
 pub const VERIFY_TRIES: u32 = 5;
 /// How often a check's progress is shown.
 pub const VERIFY_PROGRESS_EVERY: Duration = Duration::from_millis(250);
+/// How long a lease write may take at least before its outcome counts as unknown.
+pub const LEASE_CALL_LEAST: Duration = Duration::from_secs(1);

@@ -15,7 +15,7 @@ use tracing::{debug, warn};
 use super::{Owner, present, to_value, version};
 use crate::broker::{BrokerError, BrokerErrorKind, KvAnswer};
 use crate::lake::documents::{CommitPointer, Intent, LeaseDocument};
-use crate::limits::{KV_NAMESPACE, RETRY_MAX};
+use crate::limits::{KV_NAMESPACE, LEASE_CALL_LEAST, RETRY_MAX};
 use crate::retry::Backoff;
 
 /// The queue is no longer this process's: every work on it ends at once.
@@ -327,7 +327,7 @@ impl Fence {
     /// One key/value call. It may not take so long that the lease ends meanwhile, because another
     /// try may go through.
     async fn call(&self, operations: &[KvOperation]) -> Result<KvAnswer, BrokerError> {
-        let patience = self.owner.ttl / 3;
+        let patience = (self.owner.ttl / 3).max(LEASE_CALL_LEAST);
         match tokio::time::timeout(patience, self.owner.broker.kv(operations)).await {
             Ok(answer) => answer,
             Err(_) => Err(BrokerError {

@@ -261,3 +261,51 @@ impl<'a> LogStream<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::memory::MemoryBudget;
+    use crate::record::Batch;
+
+    fn chunk(offsets: std::ops::Range<i64>) -> Chunk {
+        let index: Vec<RecordIndex> = offsets
+            .map(|offset| RecordIndex {
+                offset,
+                ts: Micros(offset),
+                transaction_id_start: 0,
+                transaction_id_len: 0,
+                payload_start: 0,
+                payload_len: 0,
+            })
+            .collect();
+        let range = 0..index.len() as u32;
+        Chunk {
+            batch: Batch::new(Bytes::new(), index, &MemoryBudget::new(0)),
+            range,
+        }
+    }
+
+    #[test]
+    fn wanted_records_come_in_runs_around_those_that_are_not() {
+        let runs = runs(&chunk(10..20), |record| {
+            record.offset < 12 || record.offset > 16
+        });
+        let ranges: Vec<_> = runs.into_iter().map(|run| run.range).collect();
+        assert_eq!(ranges, [0..2, 7..10]);
+    }
+
+    #[test]
+    fn late_ranges_are_those_of_the_partition() {
+        let range = |partition: &str, from| OffsetRange {
+            partition: partition.into(),
+            from,
+            to: from,
+        };
+        let all = [range("a", 1), range("b", 2), range("a", 3)];
+        let of_a: Vec<i64> = ranges_of(&all, "a").map(|range| range.from).collect();
+        assert_eq!(of_a, [1, 3]);
+    }
+}
