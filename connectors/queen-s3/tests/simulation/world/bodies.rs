@@ -8,6 +8,9 @@ use queen_s3::time::Micros;
 use super::dice::Dice;
 use super::log::{Log, NewRecord};
 
+/// Padding from which on payloads are mostly long, bytes.
+const LONG: usize = 1_000;
+
 /// Names of partitions: plain ones and such as keys must escape.
 pub fn partition_name(number: i64) -> Name {
     match number {
@@ -19,15 +22,16 @@ pub fn partition_name(number: i64) -> Name {
     }
 }
 
-/// A record with a payload that is easy to spoil.
-pub fn record(dice: &mut Dice, number: u64) -> NewRecord {
-    let payload = match dice.between(0, 9) {
+/// A record with a payload that is easy to spoil; long ones are padded with `pad` bytes.
+pub fn record(dice: &mut Dice, number: u64, pad: usize) -> NewRecord {
+    let kinds = if pad > LONG { 4..=6 } else { 0..=9 };
+    let payload = match dice.between(*kinds.start(), *kinds.end()) {
         0 => "null".to_owned(),
         1 => format!("{{\"n\":{number},\"big\":12345678901234567890.12345678901234567890}}"),
         2 => format!("{{\r\n  \"n\": {number},\n  \"list\": [1, 2 ,3]\n}}"),
         3 => format!("\"text \\u00e9 \\\"{number}\\\" é\""),
         4 => number.to_string(),
-        5 => format!("{{\"n\":{number},\"pad\":\"{}\"}}", "x".repeat(400)),
+        5 => format!("{{\"n\":{number},\"pad\":\"{}\"}}", "x".repeat(pad)),
         _ => format!("{{\"n\":{number}}}"),
     };
     let transaction_id = match dice.between(0, 5) {

@@ -61,7 +61,6 @@ struct Lake {
     windows: BTreeMap<u64, BTreeSet<String>>,
     objects: BTreeMap<String, Vec<RecordKey>>,
     manifests: BTreeMap<u64, Manifest>,
-    unannounced: u64,
 }
 
 impl Checker {
@@ -96,9 +95,19 @@ impl Checker {
         Some(self.lakes.get(queue)?.pointer.as_ref()?.t_end)
     }
 
-    /// Deleted records that no manifest names, in all lakes.
-    pub fn unannounced(&self) -> u64 {
-        self.lakes.values().map(|lake| lake.unannounced).sum()
+    /// Deleted records of living partitions that no window holds and no manifest names.
+    pub fn unannounced(&self, log: &Log) -> u64 {
+        let of = |lake: &Lake| {
+            let (Some(queue), Some(start)) = (log.queues.get(&lake.queue), lake.start) else {
+                return 0;
+            };
+            let below = queue.truth.range((start, "".into(), i64::MIN)..);
+            below
+                .filter(|(_, truth)| truth.deleted && truth.placed.is_none() && !truth.announced)
+                .filter(|(_, truth)| !queue.ended.contains(&truth.life))
+                .count() as u64
+        };
+        self.lakes.values().map(of).sum()
     }
 
     /// A segment of `queue` became visible.
@@ -437,9 +446,6 @@ impl Lake {
                 continue;
             }
             if truth.placed.is_none() && truth.deleted {
-                if !found.ended.contains(&truth.life) {
-                    self.unannounced += 1;
-                }
                 continue;
             }
             return Err(format!(

@@ -184,7 +184,7 @@ fn report(world: &World) -> Report {
             idle_moves: state.checker.idle_moves,
             records: count(|truth| truth.placed.is_some()),
             lost: count(|truth| truth.deleted && truth.placed.is_none()),
-            unannounced: state.checker.unannounced(),
+            unannounced: state.checker.unannounced(&state.log),
             elapsed: world.elapsed(),
         }
     })

@@ -23,6 +23,8 @@ pub struct Scenario {
     pub push_pause_ms: i64,
     /// Most records of one push to one partition.
     pub push_records: i64,
+    /// Length of what pads a long payload, bytes.
+    pub pad: usize,
     /// Probability that a transaction stays open for long.
     pub long_transaction: f64,
     /// Probability that a transaction's session is hidden from the broker's role.
@@ -125,6 +127,8 @@ impl Scenario {
             vec!["orders"]
         };
         let few = dice.chance(0.5);
+        // Records so long that the buffer budget is spent.
+        let heavy = dice.chance(0.12);
         Self {
             epoch,
             chaos: dice.millis(60_000, 240_000),
@@ -135,9 +139,18 @@ impl Scenario {
             } else {
                 dice.between(5, 40)
             },
-            push_pause_ms: dice.pick(&[200, 400, 2_000, 10_000]),
-            push_records: dice.pick(&[1, 5, 30]),
-            long_transaction: dice.pick(&[0.0, 0.01, 0.1]),
+            push_pause_ms: if heavy {
+                1_000
+            } else {
+                dice.pick(&[200, 400, 2_000, 10_000])
+            },
+            push_records: if heavy { 5 } else { dice.pick(&[1, 5, 30]) },
+            pad: if heavy { 60_000 } else { 400 },
+            long_transaction: if heavy {
+                0.2
+            } else {
+                dice.pick(&[0.0, 0.01, 0.1])
+            },
             masked: dice.pick(&[0.0, 0.0, 0.02, 0.3]),
             ids,
             retention,
@@ -172,7 +185,11 @@ impl Scenario {
             pause,
             renames: dice.chance(0.3),
             lease_ttl_s,
-            memory: usize::try_from(dice.pick(&[20_000, 200_000, 64 << 20, 64 << 20])).unwrap_or(1),
+            memory: if heavy {
+                1 << 20
+            } else {
+                usize::try_from(dice.pick(&[20_000, 200_000, 64 << 20, 64 << 20])).unwrap_or(1)
+            },
             earliest: dice.chance(0.5),
         }
     }

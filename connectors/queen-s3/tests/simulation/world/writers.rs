@@ -59,7 +59,7 @@ async fn transaction(world: Arc<World>, number: u64) {
             let records = (0..count)
                 .map(|index| {
                     let number = number * 1_000 + stage * 100 + index.unsigned_abs();
-                    record(&mut state.dice, number)
+                    record(&mut state.dice, number, scenario.pad)
                 })
                 .collect();
             state
