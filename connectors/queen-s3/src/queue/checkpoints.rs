@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use md5::{Digest, Md5};
 use tracing::{debug, info, warn};
 
-use super::start::{body_bytes, overdue};
+use super::start::overdue;
 use super::{Standing, Task};
 use crate::bucket::{BucketError, ObjectBody};
 use crate::lake::checkpoint::{Checkpoint, Position};
+use crate::limits::SIDECAR_BYTES;
 use crate::ownership::Fence;
 use crate::time::Micros;
 use crate::window::Engine;
@@ -71,7 +72,8 @@ impl Task {
             .await
             .map_err(|error| error.to_string())?;
         let reader = reader.ok_or("it is gone")?;
-        let bytes = body_bytes(reader)
+        let bytes = reader
+            .bytes(SIDECAR_BYTES)
             .await
             .map_err(|error| error.to_string())?;
         let decoded = self

@@ -1,13 +1,12 @@
 //! Starting a queue: the first pointer, and whether pointer and bucket tell the same story.
 
-use futures::TryStreamExt;
 use serde_json::Map;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::{End, Halt, Standing, Task};
 use crate::broker::{Changed, ChangedRequest, EntryError};
-use crate::bucket::{BucketError, BucketErrorKind, ObjectBody, ObjectReader};
+use crate::bucket::{BucketError, BucketErrorKind, ObjectBody};
 use crate::config::Start;
 use crate::lake::documents::{CommitPointer, Intent};
 use crate::lake::manifest::Manifest;
@@ -206,7 +205,7 @@ impl Task {
 
     async fn read_sidecar(&self, key: &str) -> Result<Option<Vec<u8>>, BucketError> {
         match self.context.bucket.get(key).await? {
-            Some(reader) => body_bytes(reader).await.map(Some),
+            Some(reader) => reader.bytes(SIDECAR_BYTES).await.map(Some),
             None => Ok(None),
         }
     }
@@ -362,16 +361,4 @@ pub(super) fn overdue(operation: &'static str, key: &str) -> BucketError {
             "dropped, because the queue's lease could not be refreshed in time".to_owned(),
         ),
     }
-}
-
-/// The content of a sidecar, cut at [`SIDECAR_BYTES`], where it no longer reads.
-pub(super) async fn body_bytes(mut reader: ObjectReader) -> Result<Vec<u8>, BucketError> {
-    let mut bytes = Vec::new();
-    while let Some(piece) = reader.stream.try_next().await? {
-        if bytes.len() + piece.len() > SIDECAR_BYTES {
-            break;
-        }
-        bytes.extend_from_slice(&piece);
-    }
-    Ok(bytes)
 }
