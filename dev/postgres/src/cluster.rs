@@ -29,7 +29,7 @@ pub struct Options {
     /// `None` is a temporary folder that goes away with the handle.
     pub dir: Option<PathBuf>,
     /// `true`: PostgreSQL's own promises hold. `false`: no fsync, for data that nobody would miss
-    /// after the machine itself has crashed; a killed server still recovers.
+    /// after the machine itself has crashed; a killed server still has every commit.
     pub durable: bool,
     /// The superuser to make. A cluster that exists keeps the one it was made with.
     pub user: String,
@@ -305,8 +305,9 @@ impl PrivatePostgres {
             .arg(sockets)
             .args(["-c", "logging_collector=off"]);
         if !self.options.durable {
-            command.args(["-c", "fsync=off", "-c", "synchronous_commit=off"]);
-            command.args(["-c", "full_page_writes=off"]);
+            // Commits still reach the kernel before they are acknowledged, so that a killed server
+            // loses none.
+            command.args(["-c", "fsync=off", "-c", "full_page_writes=off"]);
         }
         for (name, value) in &self.options.settings {
             command.arg("-c").arg(format!("{name}={value}"));

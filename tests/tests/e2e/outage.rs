@@ -50,6 +50,14 @@ async fn a_broker_that_is_away_is_waited_for_and_loses_nothing() -> Result<()> {
         .client()
         .push_all(events("orders", 0, 500, 10), |_| {})
         .await?;
+    settled(&lake, "orders", &Ledger::of(&pushed, "orders")?).await?;
+
+    pushed.extend(
+        stack
+            .client()
+            .push_all(events("orders", 1, 500, 10), |_| {})
+            .await?,
+    );
     let mark = sink.logs().mark();
     stack.broker.kill();
     sink.logs()
@@ -61,7 +69,7 @@ async fn a_broker_that_is_away_is_waited_for_and_loses_nothing() -> Result<()> {
     pushed.extend(
         stack
             .client()
-            .push_all(events("orders", 1, 500, 10), |_| {})
+            .push_all(events("orders", 2, 500, 10), |_| {})
             .await?,
     );
     settled(&lake, "orders", &Ledger::of(&pushed, "orders")?).await?;
@@ -77,6 +85,8 @@ async fn a_database_that_crashes_under_the_broker_loses_nothing() -> Result<()> 
         .client()
         .push_all(events("orders", 0, 500, 10), |_| {})
         .await?;
+    let lake = stack.lake("default");
+    settled(&lake, "orders", &Ledger::of(&pushed, "orders")?).await?;
     tokio::task::block_in_place(|| {
         stack.postgres.kill();
         stack.postgres.restart()
@@ -88,7 +98,7 @@ async fn a_database_that_crashes_under_the_broker_loses_nothing() -> Result<()> 
     // A push whose answer was lost may be in the log twice: the log says what the lake must hold.
     let log = client.read_log("orders").await?;
     assert!(log.len() >= pushed.len() + more.len());
-    settled(&stack.lake("default"), "orders", &log).await?;
+    settled(&lake, "orders", &log).await?;
     assert_eq!(sink.status(), None, "the sink gave up");
     Ok(())
 }
