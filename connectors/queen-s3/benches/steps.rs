@@ -1,0 +1,225 @@
+//! Times the sink's own steps over one fetch answer in memory, each against the one piece of work
+//! that cannot be avoided: compressing the same JSON lines with zstd, level 3, one worker.
+//!
+//! `make bench` runs it. Every figure is a ratio taken in one run; a JSON record of it goes to the
+//! file named by `QUEEN_BENCH_OUT`, if that is set.
+
+use std::fmt::Write;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use queen_s3::broker::{FetchEntry, FetchRequest};
+use queen_s3::encode::{ObjectEncoder, ObjectSpec, record_bytes};
+use queen_s3::lake::{Compression, Format};
+use queen_s3::memory::MemoryBudget;
+use queen_s3::record::{Chunk, decode_fetch};
+use serde_json::json;
+
+const PARTITIONS: usize = 1_000;
+const RECORDS: usize = 150;
+const REPETITIONS: usize = 5;
+
+fn main() -> Result<()> {
+    // Cargo's own arguments (`--bench`) mean nothing here.
+    let (request, body) = answer();
+    let budget = MemoryBudget::new(usize::MAX);
+    let decoded = decode_fetch(&request, body.clone(), &budget)?;
+    let chunks: Vec<(Arc<str>, Chunk)> = request
+        .entries
+        .iter()
+        .zip(&decoded.entries)
+        .map(|(asked, entry)| {
+            let batch = Arc::clone(&decoded.batch);
+            let range = entry.records.clone();
+            (Arc::clone(&asked.partition), Chunk { batch, range })
+        })
+        .collect();
+    let lengths: Vec<u64> = chunks
+        .iter()
+        .map(|(name, chunk)| record_bytes(name, chunk))
+        .collect();
+    let total: u64 = lengths.iter().sum();
+    let lines = encode(Format::Jsonl, Compression::None, total, &chunks)?;
+
+    let floor = median(|| zstd_alone(&lines))?;
+    let rows = [
+        (
+            "scan a fetch answer",
+            median(|| {
+                black_box(decode_fetch(&request, body.clone(), &budget)?);
+                Ok(())
+            })?,
+        ),
+        (
+            "count record bytes",
+            median(|| {
+                for (name, chunk) in &chunks {
+                    black_box(record_bytes(name, chunk));
+                }
+                Ok(())
+            })?,
+        ),
+        (
+            "build JSONL, no compression",
+            timed(Format::Jsonl, Compression::None, total, &chunks)?,
+        ),
+        (
+            "build JSONL, zstd",
+            timed(Format::Jsonl, Compression::Zstd, total, &chunks)?,
+        ),
+        (
+            "build JSONL, gzip",
+            timed(Format::Jsonl, Compression::Gzip, total, &chunks)?,
+        ),
+        (
+            "build Parquet, zstd",
+            timed(Format::Parquet, Compression::Zstd, total, &chunks)?,
+        ),
+        (
+            "build Parquet, snappy",
+            timed(Format::Parquet, Compression::Snappy, total, &chunks)?,
+        ),
+    ];
+
+    let megabytes = lines.len() as f64 / 1e6;
+    println!(
+        "{} records, {megabytes:.0} MB of JSON lines, {REPETITIONS} repetitions, medians",
+        PARTITIONS * RECORDS
+    );
+    println!(
+        "{:<30} {:>9} {:>9} {:>12}",
+        "step", "ms", "MB/s", "over zstd"
+    );
+    let mut record = Vec::new();
+    for (step, took) in std::iter::once(("zstd level 3 alone", floor)).chain(rows) {
+        let ratio = took.as_secs_f64() / floor.as_secs_f64();
+        let rate = megabytes / took.as_secs_f64();
+        println!(
+            "{step:<30} {:>9.1} {rate:>9.0} {ratio:>12.2}",
+            took.as_secs_f64() * 1e3
+        );
+        record.push(json!({"step": step, "ms": took.as_secs_f64() * 1e3, "overZstd": ratio}));
+    }
+    if let Some(path) = std::env::var_os("QUEEN_BENCH_OUT").filter(|path| !path.is_empty()) {
+        let cores = std::thread::available_parallelism().map_or(0, usize::from);
+        let report = json!({
+            "command": "make bench",
+            "version": env!("CARGO_PKG_VERSION"),
+            "cores": cores,
+            "records": PARTITIONS * RECORDS,
+            "jsonlBytes": lines.len(),
+            "repetitions": REPETITIONS,
+            "steps": record,
+        });
+        std::fs::write(&path, serde_json::to_string_pretty(&report)? + "\n")
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// A fetch answer of realistic records, and its request.
+fn answer() -> (FetchRequest, Bytes) {
+    let mut entries = Vec::new();
+    let mut body = String::from(r#"{"entries":["#);
+    for partition in 0..PARTITIONS {
+        let name = format!("customer-{partition:06}");
+        let comma = if partition == 0 { "" } else { "," };
+        let _ = write!(
+            body,
+            r#"{comma}{{"queue":"orders","partition":"{name}","records":["#
+        );
+        for offset in 0..RECORDS {
+            let comma = if offset == 0 { "" } else { "," };
+            let seed = (partition * 7_919 + offset * 104_729) % 1_000_003;
+            let _ = write!(
+                body,
+                r#"{comma}{{"offset":{offset},"transactionId":"01J{seed:022}","payload":{{"order":"{seed:08}","customer":{partition},"status":"{}","items":[{{"sku":"A-{:05}","count":{},"price":{}.{:02}}},{{"sku":"B-{:05}","count":1,"price":19.90}}],"address":{{"street":"Lindenallee {}","zip":"{:05}","city":"Heidelberg","country":"DE"}},"note":"please ring twice, the bell is the second from the top"}},"ts":"2026-09-04T10:{:02}:{:02}.{:06}Z"}}"#,
+                ["placed", "paid", "packed", "shipped"][offset % 4],
+                seed % 99_991,
+                offset % 9 + 1,
+                seed % 500,
+                seed % 100,
+                seed % 88_883,
+                seed % 211,
+                seed % 99_999,
+                offset / 60,
+                offset % 60,
+                seed % 1_000_000 / 100_000 * 100_000,
+            );
+        }
+        let _ = write!(body, r#"],"highWatermark":{RECORDS},"logStartOffset":0}}"#);
+        entries.push(FetchEntry {
+            partition: name.into(),
+            offset: 0,
+            max_bytes: 1 << 20,
+        });
+    }
+    body.push_str("]}");
+    let request = FetchRequest {
+        queue: "orders".into(),
+        entries,
+        max_wait_ms: 0,
+    };
+    (request, body.into())
+}
+
+fn encode(
+    format: Format,
+    compression: Compression,
+    record_bytes: u64,
+    chunks: &[(Arc<str>, Chunk)],
+) -> Result<Vec<u8>> {
+    let spec = ObjectSpec {
+        format,
+        compression,
+        queue: "orders".to_owned(),
+        record_bytes,
+    };
+    let mut encoder = ObjectEncoder::new(&spec)?;
+    let mut object = Vec::new();
+    for (name, chunk) in chunks {
+        encoder.push(name, chunk)?;
+        while let Some(part) = encoder.take_part() {
+            object.extend_from_slice(&part);
+        }
+    }
+    let (rest, _) = encoder.finish()?;
+    rest.iter().for_each(|part| object.extend_from_slice(part));
+    Ok(object)
+}
+
+fn timed(
+    format: Format,
+    compression: Compression,
+    record_bytes: u64,
+    chunks: &[(Arc<str>, Chunk)],
+) -> Result<Duration> {
+    median(|| {
+        black_box(encode(format, compression, record_bytes, chunks)?);
+        Ok(())
+    })
+}
+
+fn zstd_alone(lines: &[u8]) -> Result<()> {
+    let mut encoder = zstd::Encoder::new(Vec::new(), 3)?;
+    encoder.multithread(1)?;
+    std::io::Write::write_all(&mut encoder, lines)?;
+    black_box(encoder.finish()?);
+    Ok(())
+}
+
+/// The median time of a few runs, after one that does not count.
+fn median(mut run: impl FnMut() -> Result<()>) -> Result<Duration> {
+    run()?;
+    let mut times = Vec::with_capacity(REPETITIONS);
+    for _ in 0..REPETITIONS {
+        let start = Instant::now();
+        run()?;
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    Ok(times[REPETITIONS / 2])
+}
