@@ -1,0 +1,275 @@
+//! What must hold of each object that becomes visible: data, manifests, checkpoints.
+
+use super::*;
+
+impl Lake {
+    pub(super) fn data(
+        &mut self,
+        key: &str,
+        (k, start, end): (u64, i64, i64),
+        content: &Bytes,
+        former: Option<&Bytes>,
+        log: &mut Log,
+    ) -> Verdict {
+        if let Some(former) = former {
+            must!(
+                former == content,
+                "the visible object {key} changes its content"
+            );
+            return Ok(());
+        }
+        let Some(intent) = self.intents.get(&k) else {
+            return Err(format!("{key} became visible before its intent"));
+        };
+        must!(
+            (intent.t_start, intent.t_end) == (start, end),
+            "{key} has other bounds than its intent"
+        );
+        let shape = intent.shape(Align::Hour);
+        let records = lines(content, shape).map_err(|source| format!("{key}: {source}"))?;
+        let partition = match (shape.layout, records.first()) {
+            (Layout::PerPartition, Some(first)) => Some(first.key.1.to_string()),
+            _ => None,
+        };
+        must!(!records.is_empty(), "{key} holds no record");
+        let spelled = spelling::data(&self.queue, k, start, end, shape, partition.as_deref());
+        must!(key == spelled, "{key} should be spelled {spelled}");
+        let Some(queue) = log.queues.get_mut(&self.queue) else {
+            return Err(format!("{key} of a queue that does not exist"));
+        };
+        let mut held = BTreeSet::new();
+        for pair in records.windows(2) {
+            let order = |line: &crate::world::window::Line| {
+                let (ts, partition, offset) = line.key.clone();
+                (partition.as_bytes().to_vec(), ts, offset)
+            };
+            must!(
+                order(&pair[0]) < order(&pair[1]),
+                "{key} is not in order at {:?}",
+                pair[1].key
+            );
+        }
+        for line in &records {
+            let Some(truth) = queue.truth.get_mut(&line.key) else {
+                return Err(format!(
+                    "{key} holds {:?}, which the log never showed",
+                    line.key
+                ));
+            };
+            must!(
+                (start..end).contains(&line.key.0),
+                "{key} holds {:?}, which is outside of its window",
+                line.key
+            );
+            let expected = expected_line(&line.key, truth);
+            must!(
+                line.text == expected,
+                "{key} holds {} instead of {expected}",
+                line.text
+            );
+            must!(
+                !truth.announced,
+                "{key} holds {:?}, which was called lost",
+                line.key
+            );
+            if let Some(other) = &truth.placed {
+                return Err(format!("{:?} is in {other} and in {key}", line.key));
+            }
+            truth.placed = Some(key.to_owned());
+            held.insert(line.key.clone());
+        }
+        if shape.layout == Layout::Merged {
+            let range = (start, "".into(), i64::MIN)..(end, "".into(), i64::MIN);
+            let missing = queue
+                .truth
+                .range(range)
+                .find(|(record, truth)| !truth.deleted && !held.contains(*record));
+            if let Some((record, truth)) = missing {
+                return Err(format!("{key} misses {record:?}: {truth:?}"));
+            }
+        }
+        self.windows.entry(k).or_default().insert(key.to_owned());
+        self.objects.insert(
+            key.to_owned(),
+            records.into_iter().map(|line| line.key).collect(),
+        );
+        Ok(())
+    }
+
+    pub(super) fn manifest(
+        &mut self,
+        key: &str,
+        k: u64,
+        content: &Bytes,
+        again: bool,
+        log: &mut Log,
+        objects: &Objects,
+    ) -> Verdict {
+        let manifest: Manifest =
+            serde_json::from_slice(content).map_err(|source| format!("{key}: {source}"))?;
+        if again && let Some(former) = self.manifests.get(&k) {
+            let same = Manifest {
+                committed_at: former.committed_at.clone(),
+                ..manifest.clone()
+            };
+            must!(
+                same == *former,
+                "manifest {key} changes from {former:?} to {manifest:?}"
+            );
+            return Ok(());
+        }
+        self.lineage(Some(&manifest.lineage), "a manifest")?;
+        let Some(intent) = self.intents.get(&k) else {
+            return Err(format!("manifest {key} before its intent"));
+        };
+        let pointer = self
+            .pointer
+            .as_ref()
+            .ok_or("a manifest without a pointer")?;
+        must!(
+            k == pointer.k + 1,
+            "manifest {key} after window {}",
+            pointer.k
+        );
+        let named = (&*manifest.sink, &*manifest.queue, manifest.k);
+        must!(
+            named == (spelling::SINK, &*self.queue, k),
+            "manifest {key} names {named:?}"
+        );
+        let bounds = (manifest.t_start, manifest.t_end, manifest.prev_t_end);
+        must!(
+            bounds == (intent.t_start, intent.t_end, pointer.t_end),
+            "manifest {key} has bounds {bounds:?}"
+        );
+        let shape = Shape {
+            format: manifest.format,
+            compression: manifest.compression,
+            layout: manifest.layout,
+            align: manifest.align,
+        };
+        must!(
+            Some(shape) == self.shape(k),
+            "manifest {key} has another shape than its intent"
+        );
+        must!(
+            manifest.committed_at.parse::<jiff::Timestamp>().is_ok(),
+            "manifest {key} has committedAt {}",
+            manifest.committed_at
+        );
+        self.manifest_objects(key, &manifest, objects)?;
+        for range in &manifest.lost {
+            announce(range, key, &self.queue, log)?;
+        }
+        must!(
+            manifest.late.is_empty(),
+            "manifest {key} calls records late: {:?}",
+            manifest.late
+        );
+        self.manifests.insert(k, manifest);
+        Ok(())
+    }
+
+    fn manifest_objects(&self, key: &str, manifest: &Manifest, objects: &Objects) -> Verdict {
+        let none = BTreeSet::new();
+        let visible = self.windows.get(&manifest.k).unwrap_or(&none);
+        let listed: BTreeSet<String> = manifest
+            .objects
+            .iter()
+            .map(|object| object.key.clone())
+            .collect();
+        must!(
+            listed == *visible && listed.len() == manifest.objects.len(),
+            "manifest {key} lists {listed:?} of {visible:?}"
+        );
+        let (mut records, mut bytes, mut partitions) = (0, 0, BTreeSet::new());
+        let (mut least, mut greatest) = (None::<i64>, None::<i64>);
+        for object in &manifest.objects {
+            let (Some(content), Some(held)) = (
+                objects.visible.get(&object.key),
+                self.objects.get(&object.key),
+            ) else {
+                return Err(format!("manifest {key} before its object {}", object.key));
+            };
+            let figures = (object.bytes, object.records, &*object.sha256);
+            let digest = hex(&Sha256::digest(&content.bytes));
+            must!(
+                figures == (content.bytes.len() as u64, held.len() as u64, &*digest),
+                "manifest {key} has figures {figures:?} of {}",
+                object.key
+            );
+            records += object.records;
+            bytes += object.bytes;
+            for (ts, partition, _) in held {
+                partitions.insert(partition);
+                least = Some(least.map_or(*ts, |known| known.min(*ts)));
+                greatest = Some(greatest.map_or(*ts, |known| known.max(*ts)));
+            }
+        }
+        let totals = (manifest.records, manifest.bytes, manifest.partitions);
+        must!(
+            totals == (records, bytes, partitions.len() as u64),
+            "manifest {key} has totals {totals:?} instead of {records}, {bytes}, {}",
+            partitions.len()
+        );
+        must!(
+            (manifest.min_ts, manifest.max_ts) == (least, greatest),
+            "manifest {key} has times {:?} to {:?} instead of {least:?} to {greatest:?}",
+            manifest.min_ts,
+            manifest.max_ts
+        );
+        Ok(())
+    }
+
+    pub(super) fn checkpoint(&self, key: &str, k: u64, content: &Bytes) -> Verdict {
+        let text = zstd::decode_all(&content[..]).map_err(|source| format!("{key}: {source}"))?;
+        let document: Value =
+            serde_json::from_slice(&text).map_err(|source| format!("{key}: {source}"))?;
+        must!(
+            document["k"].as_u64() == Some(k),
+            "{key} is of window {}",
+            document["k"]
+        );
+        let names: Option<Vec<&str>> = document["positions"].as_array().map(|positions| {
+            positions
+                .iter()
+                .filter_map(|position| position[0].as_str())
+                .collect()
+        });
+        let sorted = names.is_some_and(|names| names.is_sorted());
+        must!(sorted, "{key} is not sorted by name");
+        Ok(())
+    }
+}
+
+/// Marks what a manifest calls lost; every offset of it must have been deleted. One that is in an
+/// earlier window, or was named before, may be named again: after a restart a sink cannot tell
+/// which of the deleted offsets it had dealt with.
+fn announce(range: &OffsetRange, key: &str, queue: &str, log: &mut Log) -> Verdict {
+    let Some(found) = log.queues.get_mut(queue) else {
+        return Ok(());
+    };
+    for offset in range.from..=range.to {
+        let name: queen_s3::broker::Name = range.partition.as_str().into();
+        let lives = found
+            .lives
+            .get(&(name.clone(), offset))
+            .cloned()
+            .unwrap_or_default();
+        let mut deleted = lives
+            .iter()
+            .filter_map(|ts| Some((*ts, found.truth.get(&(*ts, name.clone(), offset))?)))
+            .filter(|(_, truth)| truth.deleted);
+        let unread = deleted
+            .clone()
+            .find(|(_, truth)| truth.placed.is_none() && !truth.announced);
+        let Some((ts, _)) = unread.or_else(|| deleted.next()) else {
+            return Err(format!(
+                "manifest {key} calls {offset} of {range:?} lost, and it is not"
+            ));
+        };
+        if let Some(truth) = found.truth.get_mut(&(ts, name, offset)) {
+            truth.announced = true;
+        }
+    }
+    Ok(())
+}
