@@ -18,12 +18,13 @@ help:
 	@echo 'make build  release binaries of the broker and the sink'
 	@echo 'make clean  remove what was built'
 
+# Built as the tests are, so that the second of the two commands finds everything compiled.
 demo:
 	@scripts/setup run
-	cargo build --locked --release --package queen --package queen-dev --bins
-	cargo build --locked --release --manifest-path $(SINK)/Cargo.toml
-	@QUEEN_S3_BIN='$(CURDIR)/$(SINK)/target/release/queen-s3' PYTHON='$(VENV)/bin/python' \
-	  target/release/queen-demo
+	cargo build --locked --workspace --bins
+	cargo build --locked --manifest-path $(SINK)/Cargo.toml
+	@QUEEN_S3_BIN='$(CURDIR)/$(SINK)/target/debug/queen-s3' PYTHON='$(VENV)/bin/python' \
+	  target/debug/queen-demo
 
 # The sink's tests come first: the end-to-end tests of the workspace run its binary.
 test:
