@@ -160,6 +160,7 @@ async fn discovery_reads_what_any_broker_sends() {
         "entries": [{"queue": "orders", "next": "c2", "lag": 3, "partitions": [
             {"name": "a\"b", "lastOffset": -1, "logStart": 0, "lastWriteAt": "x", "id": "no uuid"},
             {"name": "b", "lastOffset": 7, "logStart": 2, "segments": 1,
+             "lastWriteAt": "1970-01-01T00:00:07.000000Z",
              "id": "67e55044-10b1-426f-9247-bb680e5fe0c8"},
             {"name": "c", "lastOffset": 1, "logStart": 0, "id": 12},
             {"name": "d", "lastOffset": 1, "logStart": 0, "id": null},
@@ -191,6 +192,8 @@ async fn discovery_reads_what_any_broker_sends() {
         ),
         (7, 2)
     );
+    let written: Vec<_> = changed.partitions.iter().map(|p| p.last_write_at).collect();
+    assert_eq!(written, [None, Some(Micros(7_000_000)), None, None]);
     assert_eq!(
         server.asked(),
         json!({"entries": [{"queue": "orders", "since": "1970-01-01T00:00:00.000000Z",

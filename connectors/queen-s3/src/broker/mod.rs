@@ -160,6 +160,9 @@ pub struct ListedPartition {
     pub last_offset: i64,
     /// First offset still held.
     pub log_start: i64,
+    /// When it was last written to, up to [`crate::limits::CHANGED_SINCE_SLACK_US`] behind the
+    /// `ts` of its last record; only moves forward. Brokers may leave it out.
+    pub last_write_at: Option<Micros>,
 }
 
 /// The answer to a key/value batch.

@@ -240,6 +240,8 @@ struct ChangedPartition<'a> {
     id: Option<&'a RawValue>,
     last_offset: i64,
     log_start: i64,
+    #[serde(borrow)]
+    last_write_at: Option<&'a RawValue>,
 }
 
 impl ChangedPartition<'_> {
@@ -259,6 +261,11 @@ impl ChangedPartition<'_> {
                 .and_then(|id| Uuid::try_parse(&id).ok()),
             last_offset: self.last_offset,
             log_start: self.log_start,
+            // Nor does a time of another shape.
+            last_write_at: self
+                .last_write_at
+                .and_then(|at| serde_json::from_str::<Cow<'_, str>>(at.get()).ok())
+                .and_then(|at| Micros::parse(&at).ok()),
         })
     }
 }

@@ -94,6 +94,10 @@ impl Engine {
         partition.moved_at = now;
         partition.flags.restored = false;
         partition.flags.skipping = cut > Micros::ZERO;
+        if self.is_all_written(listed) {
+            self.pass_over(id, end);
+            return;
+        }
         if !same_life || from > end {
             self.seek_within(id, listed.log_start, end);
             return;

@@ -108,25 +108,27 @@ impl Engine {
         // A name that a complete full pass did not know is new, and so is all that it holds; and
         // without a boundary to look for, too, reading begins at the log's start.
         let whole = self.all_known || self.cut <= Micros::ZERO;
-        let seek = Seek::new(listed.log_start, watermark.max(listed.log_start));
-        let position = if whole {
-            Some(listed.log_start)
-        } else {
-            seek.settled()
+        let end = watermark.max(listed.log_start);
+        let written = !whole && self.is_all_written(listed);
+        let seek = Seek::new(listed.log_start, end);
+        let position = match (whole, written) {
+            (true, _) => Some(listed.log_start),
+            (false, true) => Some(end),
+            (false, false) => seek.settled(),
         };
         let generation = self.next_generation();
         let id = self.track(Partition {
             name: listed.name.clone(),
             id: listed.id,
             position: position.unwrap_or(listed.log_start),
-            watermark: watermark.max(listed.log_start),
+            watermark: end,
             listed_end: watermark,
             last_ts: Micros::MIN,
             generation,
             moved_at: now,
             named_at: now,
             flags: Flags {
-                skipping: !whole,
+                skipping: !(whole || written),
                 ..Flags::default()
             },
         });
@@ -174,8 +176,19 @@ impl Engine {
         }
         // A fetch that is out tells by itself what it could still read.
         if !self.partition(id).flags.busy {
+            if self.partition(id).flags.skipping && self.is_all_written(listed) {
+                self.pass_over(id, end.max(listed.log_start));
+                return;
+            }
             self.log_starts_at(id, listed.log_start);
         }
+    }
+
+    /// Whether every record of `listed` is in an earlier window: it was last written to so long
+    /// before the cut that a pass asking for what moved since would not name it.
+    pub(super) fn is_all_written(&self, listed: &ListedPartition) -> bool {
+        let last = listed.last_write_at;
+        last.is_some_and(|at| at.on(CHANGED_SINCE_SLACK_US) < self.cut)
     }
 
     /// Retention moved the log's start: what lies between it and the position was never read.
@@ -196,15 +209,29 @@ impl Engine {
             Some(_) => position + 1,
             None => position,
         };
+        let first_lost = self.doubted_losses.remove(&id).unwrap_or(first_lost);
         let partition = self.partition_mut(id);
         partition.position = log_start;
         partition.watermark = partition.watermark.max(log_start);
         partition.moved_at = now;
         if partition.flags.skipping && partition.is_behind() {
-            self.doubted_losses.entry(id).or_insert(first_lost);
+            self.doubted_losses.insert(id, first_lost);
         } else {
             self.note_lost(id, first_lost, log_start - 1);
         }
+    }
+
+    /// Everything of `id` below `end` is in earlier windows: it is neither read nor lost.
+    pub(super) fn pass_over(&mut self, id: PartitionId, end: i64) {
+        self.seeks.remove(&id);
+        self.unproven.remove(&id);
+        self.doubted_losses.remove(&id);
+        let now = self.pass.pages;
+        let partition = self.partition_mut(id);
+        partition.position = end;
+        partition.watermark = end;
+        partition.moved_at = now;
+        partition.flags.skipping = false;
     }
 
     /// Another life of a partition begins: offsets from 0 again.

@@ -42,6 +42,15 @@ fn listed(name: &str, log_start: i64, last_offset: i64, id: Option<u128>) -> Lis
         id: id.map(Uuid::from_u128),
         last_offset,
         log_start,
+        last_write_at: None,
+    }
+}
+
+/// As [`listed`], last written to at `seconds`.
+fn written(listed: ListedPartition, seconds: i64) -> ListedPartition {
+    ListedPartition {
+        last_write_at: Some(at(seconds)),
+        ..listed
     }
 }
 

@@ -122,3 +122,57 @@ fn partitions_that_did_not_move_keep_their_restored_positions_without_a_request(
         [position("a", 10, None), position("b", 20, None)]
     );
 }
+
+#[test]
+fn an_emptied_log_is_a_loss_unless_it_was_last_written_to_before_the_committed_end() {
+    for (written_at, lost) in [(None, 1), (Some(998), 1), (Some(997), 0)] {
+        let mut engine = engine(1_000);
+        engine.restore(vec![position("a", 10, None)]);
+        let emptied = ListedPartition {
+            last_write_at: written_at.map(at),
+            ..listed("a", 20, 19, None)
+        };
+        run_pass(&mut engine, 1_010, &[emptied], true);
+        assert!(!engine.has_ready());
+        assert_eq!(engine.take_lost().len(), lost, "written at {written_at:?}");
+        assert_eq!(engine.checkpoint(), [position("a", 20, None)]);
+    }
+}
+
+#[test]
+fn a_partition_that_was_not_written_to_since_the_committed_end_is_neither_searched_nor_read() {
+    let mut engine = engine(1_000);
+    engine.restore(vec![position("a", 10, None)]);
+    let quiet = [
+        written(listed("a", 0, 5_000, None), 997),
+        written(listed("b", 0, 5_000, None), 997),
+    ];
+    run_pass(&mut engine, 1_010, &quiet, true);
+    assert!(!engine.has_ready() && !engine.wants_probes());
+    pass(&mut engine, 1_010, &[listed("b", 0, 5_001, None)]);
+    read(&mut engine, "b", &[(5_001, 1_011)], 5_002);
+    pass(&mut engine, 1_010 + AGE, &[]);
+    assert_eq!(
+        offsets(&window(&mut engine)),
+        [("b".to_owned(), vec![5_001])]
+    );
+}
+
+#[test]
+fn a_doubtful_loss_whose_log_is_emptied_is_settled() {
+    for (written_at, lost) in [(1_005, vec![(10, 29)]), (997, vec![])] {
+        let mut engine = engine(1_000);
+        engine.restore(vec![position("a", 10, None)]);
+        pass(&mut engine, 1_010, &[listed("a", 20, 29, None)]);
+        assert!(engine.wants_probes());
+        let emptied = written(listed("a", 30, 29, None), written_at);
+        run_pass(&mut engine, 1_011, &[emptied], true);
+        assert!(!engine.wants_probes());
+        let ranges: Vec<_> = engine
+            .take_lost()
+            .iter()
+            .map(|range| (range.from, range.to))
+            .collect();
+        assert_eq!(ranges, lost);
+    }
+}

@@ -295,6 +295,7 @@ fn page(
         id: Some(line.id),
         last_offset: line.last_offset,
         log_start: line.log_start,
+        last_write_at: Some(Micros(line.last_write_at)),
     });
     Some((next, lines.collect()))
 }

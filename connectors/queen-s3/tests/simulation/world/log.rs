@@ -126,6 +126,8 @@ pub struct Listed {
     pub last_offset: i64,
     /// First offset still held.
     pub log_start: i64,
+    /// What listings are ordered by, µs.
+    pub last_write_at: i64,
 }
 
 impl Log {
@@ -412,6 +414,7 @@ impl Partition {
             id: self.id,
             last_offset: self.next - 1,
             log_start: self.log_start,
+            last_write_at: self.last_write_at,
         }
     }
 }
