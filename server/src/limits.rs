@@ -86,6 +86,25 @@ pub const PEER_SIGNAL_EVERY: Duration = Duration::from_millis(50);
 pub const PEER_SIGNAL_MAX_BYTES: usize = 7_000;
 /// Pause before a lost listening connection is made again.
 pub const PEER_RECONNECT: Duration = Duration::from_secs(1);
+/// Database sessions are shared out to the lanes in this many parts; those that no lane has are for
+/// what goes through none: discovery, retention, health.
+pub const LANE_SHARES: usize = 16;
+/// Parts of the push lane.
+pub const PUSH_LANE_SHARE: usize = 5;
+/// Parts of the pop lane.
+pub const POP_LANE_SHARE: usize = 5;
+/// Parts of the control lane.
+pub const CONTROL_LANE_SHARE: usize = 4;
+
+/// Buffer of a connection, and so the largest head of a request.
+pub const CONNECTION_BUFFER_BYTES: usize = 64 * 1_024;
+/// What a client has to take of an answer within `QUEEN_HTTP_WRITE_MS`.
+pub const WRITE_STEP_BYTES: usize = MIB;
+/// Pause after the system refused to accept a connection.
+pub const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// File descriptors that are kept free of client connections and database sessions.
+pub const SPARE_DESCRIPTORS: usize = 64;
+
 /// How long a stop waits for requests in flight.
 pub const STOP_GRACE: Duration = Duration::from_secs(20);
 /// How long `/health` waits for the database.
@@ -118,6 +137,8 @@ pub const RETENTION_QUEUES: i64 = 1_000;
 pub const RETENTION_PARTITIONS: i64 = 100;
 /// Segments that one statement of retention deletes at most, or looks at per partition.
 pub const RETENTION_SEGMENTS: i64 = 200;
+/// Partitions of a deleted queue that one statement removes.
+pub const DELETION_PARTITIONS: i64 = 1_000;
 /// Time between two passes that also look for empty partitions.
 pub const PARTITION_CLEANUP_EVERY: Duration = Duration::from_secs(600);
 /// A sink's hold keeps this much below the end of what is committed: covers the sub-second skew of

@@ -1,5 +1,6 @@
 //! Deletion of a queue.
 
+use deadpool_postgres::Object;
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
@@ -16,11 +17,12 @@ pub struct Answer {
     existed: bool,
 }
 
-/// Deletes a queue with its partitions and options, at once. Room comes back in the background.
+/// Deletes a queue with its partitions and options for everyone, whatever it holds. Room comes back
+/// in the background.
 ///
 /// # Errors
 ///
-/// `503` or `500` from the database: the queue is whole then.
+/// `503` or `500` from the database: the queue is whole or gone then, and asking again settles it.
 pub async fn delete(database: &Database, tenant: Uuid, queue: String) -> Result<Answer, ApiError> {
     const DELETE: &str = "SELECT queen.delete_queue($1, $2)";
     let mut attempt = 1;
@@ -30,6 +32,7 @@ pub async fn delete(database: &Database, tenant: Uuid, queue: String) -> Result<
         match client.query_one(&statement, &[&tenant, &queue]).await {
             Ok(row) => {
                 let existed = row.get(0);
+                raise_floor(&client, tenant, &queue).await?;
                 return Ok(Answer {
                     deleted: existed,
                     queue,
@@ -45,4 +48,17 @@ pub async fn delete(database: &Database, tenant: Uuid, queue: String) -> Result<
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Raises the floor of `ts` above the deleted queues of this name: before the deletion is answered,
+/// and before a row of their partitions goes.
+///
+/// # Errors
+///
+/// The database's.
+pub async fn raise_floor(client: &Object, tenant: Uuid, queue: &str) -> Result<(), ApiError> {
+    const RAISE: &str = "SELECT queen.raise_floor($1, $2)";
+    let statement = client.prepare_cached(RAISE).await?;
+    client.query_one(&statement, &[&tenant, &queue]).await?;
+    Ok(())
 }

@@ -16,27 +16,40 @@ use uuid::Uuid;
 use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::limits::{
-    PARTITION_CLEANUP_EVERY, RETENTION_PARTITIONS, RETENTION_QUEUES, RETENTION_SEGMENTS,
+    DELETION_PARTITIONS, PARTITION_CLEANUP_EVERY, RETENTION_PARTITIONS, RETENTION_QUEUES,
+    RETENTION_SEGMENTS,
 };
+use crate::queue::delete::raise_floor;
 use hold::Policy;
 
 /// Runs passes until the broker stops.
 pub async fn run(broker: Arc<Broker>) {
+    let work = async { tokio::join!(expire(&broker), clear_deleted(&broker)) };
+    tokio::select! {
+        _ = work => {}
+        () = broker.stopping.cancelled() => {}
+    }
+}
+
+async fn expire(broker: &Broker) {
     let mut cleaned = Instant::now();
     loop {
-        tokio::select! {
-            () = tokio::time::sleep(broker.config.retention_interval) => {}
-            () = broker.stopping.cancelled() => return,
-        }
+        tokio::time::sleep(broker.config.retention_interval).await;
         let cleanup = cleaned.elapsed() >= PARTITION_CLEANUP_EVERY;
-        let outcome = tokio::select! {
-            outcome = pass(&broker, cleanup) => outcome,
-            () = broker.stopping.cancelled() => return,
-        };
-        match outcome {
+        match pass(broker, cleanup).await {
             Ok(()) if cleanup => cleaned = Instant::now(),
             Ok(()) => {}
             Err(error) => tracing::warn!(%error, "retention did not finish its pass"),
+        }
+    }
+}
+
+/// Runs beside the passes: the remains of a large queue keep nothing else from expiring.
+async fn clear_deleted(broker: &Broker) {
+    loop {
+        tokio::time::sleep(broker.config.retention_interval).await;
+        if let Err(error) = clear(broker).await {
+            tracing::warn!(%error, "the remains of deleted queues were not all removed");
         }
     }
 }
@@ -64,7 +77,33 @@ pub async fn pass(broker: &Broker, cleanup: bool) -> Result<(), ApiError> {
             }
         }
         if (queues.len() as i64) < RETENTION_QUEUES {
+            return Ok(());
+        }
+    }
+}
+
+/// Removes what deleted queues and removed partitions have left, step by step.
+///
+/// # Errors
+///
+/// The database's. What was done is done; the next call does the rest.
+pub async fn clear(broker: &Broker) -> Result<(), ApiError> {
+    let mut after = 0;
+    loop {
+        let client = broker.database.client().await?;
+        let Some((id, queue)) = steps::deleted_queue(&client, after).await? else {
             break;
+        };
+        after = id;
+        // The broker that deleted the queue may have been killed before it came to this.
+        raise_floor(&client, queue.tenant, &queue.name).await?;
+        drop(client);
+        loop {
+            // A session per step: requests come in between.
+            let client = broker.database.client().await?;
+            if steps::dismantle(&client, &queue, DELETION_PARTITIONS).await? == 0 {
+                break;
+            }
         }
     }
     empty_trash(broker).await

@@ -1,6 +1,7 @@
 //! The statements of retention. Each is a transaction of its own and bounded.
 
 use deadpool_postgres::Object;
+use uuid::Uuid;
 
 use super::Queue;
 use crate::error::ApiError;
@@ -22,8 +23,8 @@ pub struct Partition {
 
 /// A page of all queues by id.
 pub async fn queues(client: &Object, after: i64, limit: i64) -> Result<Vec<Queue>, ApiError> {
-    const QUEUES: &str =
-        "SELECT id, tenant, name, options FROM queen.queues WHERE id > $1 ORDER BY id LIMIT $2";
+    const QUEUES: &str = "SELECT id, tenant, name, options FROM queen.queues
+         WHERE id > $1 AND tenant IS NOT NULL ORDER BY id LIMIT $2";
     let statement = client.prepare_cached(QUEUES).await?;
     let rows = client.query(&statement, &[&after, &limit]).await?;
     Ok(rows
@@ -170,6 +171,67 @@ pub async fn remove_partitions(
     let remove = client.prepare_cached(REMOVE).await?;
     client.execute(&raise, &[&partitions]).await?;
     Ok(client.execute(&remove, &[&partitions, &idle_days]).await?)
+}
+
+/// A queue that was deleted and still has partitions, or its row.
+#[derive(Debug)]
+pub struct DeletedQueue {
+    /// Its row.
+    id: i64,
+    /// The tenant that it had.
+    pub tenant: Uuid,
+    /// The name that it had.
+    pub name: String,
+}
+
+/// One deleted queue after the one with the id `after`.
+pub async fn deleted_queue(
+    client: &Object,
+    after: i64,
+) -> Result<Option<(i64, DeletedQueue)>, ApiError> {
+    const NEXT: &str = "
+        SELECT queue_id, tenant, name FROM queen.deleted_queues
+        WHERE queue_id > $1 ORDER BY queue_id LIMIT 1";
+    let statement = client.prepare_cached(NEXT).await?;
+    let row = client.query_opt(&statement, &[&after]).await?;
+    Ok(row.map(|row| {
+        let id = row.get(0);
+        let (tenant, name) = (row.get(1), row.get(2));
+        (id, DeletedQueue { id, tenant, name })
+    }))
+}
+
+/// Removes some partitions of a deleted queue, or the queue itself when none is left. How many
+/// partitions that were.
+pub async fn dismantle(
+    client: &Object,
+    queue: &DeletedQueue,
+    partitions: i64,
+) -> Result<u64, ApiError> {
+    // A push that has found the queue before its deletion may hold a row: the next pass takes it.
+    const REMOVE: &str = "
+        WITH locked AS (
+            SELECT p.id FROM queen.partitions p
+            WHERE p.queue_id = $1 ORDER BY p.name LIMIT $2 FOR UPDATE SKIP LOCKED
+        ), gone AS (
+            DELETE FROM queen.partitions p USING locked l WHERE p.id = l.id RETURNING p.id
+        )
+        INSERT INTO queen.trash (partition_id) SELECT g.id FROM gone g";
+    const FORGET: &str = "
+        WITH gone AS (
+            DELETE FROM queen.deleted_queues d
+            WHERE d.queue_id = $1
+              AND NOT EXISTS (SELECT 1 FROM queen.partitions p WHERE p.queue_id = d.queue_id)
+            RETURNING d.queue_id
+        )
+        DELETE FROM queen.queues q USING gone g WHERE q.id = g.queue_id";
+    let remove = client.prepare_cached(REMOVE).await?;
+    let removed = client.execute(&remove, &[&queue.id, &partitions]).await?;
+    if removed == 0 {
+        let forget = client.prepare_cached(FORGET).await?;
+        client.execute(&forget, &[&queue.id]).await?;
+    }
+    Ok(removed)
 }
 
 /// Deletes some segments of removed partitions. Whether there may be more.

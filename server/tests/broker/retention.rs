@@ -1,4 +1,5 @@
-use queen::retention::pass;
+use queen::retention::{clear, pass};
+use queen::timestamp::Timestamp;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -189,6 +190,7 @@ async fn an_empty_idle_partition_goes_and_its_next_life_begins_above_the_former(
         .get(0);
     pass(fixture.broker.broker(), false).await.unwrap();
     pass(fixture.broker.broker(), true).await.unwrap();
+    clear(fixture.broker.broker()).await.unwrap();
     let listed = fixture.changed(r#"{"entries":[{"queue":"q"}]}"#).await;
     let names: Vec<_> = listed.entries[0]
         .partitions
@@ -240,7 +242,7 @@ async fn a_deleted_queue_is_gone_at_once_and_ends_the_fetches_that_wait_for_it()
         json!({"queues": []})
     );
     assert_eq!(count(&fixture, "segments").await, 1);
-    pass(fixture.broker.broker(), false).await.unwrap();
+    clear(fixture.broker.broker()).await.unwrap();
     assert_eq!(
         (
             count(&fixture, "segments").await,
@@ -299,4 +301,101 @@ async fn pushes_go_on_while_their_queue_is_deleted_again_and_again() {
         .fetch(r#"{"entries":[{"queue":"r","offset":0}]}"#)
         .await;
     assert_eq!(answer.entries[0].records.len(), 60);
+}
+
+/// Partitions that no statement of half a second could delete together.
+async fn many_partitions(fixture: &Fixture) -> tokio_postgres::Client {
+    fixture.push("q", "p", &["1"]).await;
+    let session = fixture.session().await;
+    session
+        .batch_execute(
+            "INSERT INTO queen.partitions (queue_id, name)
+             SELECT q.id, 'n' || n FROM queen.queues q, generate_series(1, 100000) n",
+        )
+        .await
+        .unwrap();
+    session
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_of_any_number_of_partitions_is_deleted_at_once_and_swept_in_small_steps() {
+    let variables = [
+        QUIET,
+        ("QUEEN_PG_STATEMENT_TIMEOUT_MS", "300"),
+        ("QUEEN_PG_LOCK_TIMEOUT_MS", "300"),
+    ];
+    let fixture = Fixture::with(&variables, &[]).await;
+    many_partitions(&fixture).await;
+    let answer = fixture
+        .request("DELETE", "/api/v1/resources/queues/q", "")
+        .await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let unknown = fixture.changed(r#"{"entries":[{"queue":"q"}]}"#).await;
+    assert!(unknown.entries[0].is_unknown_queue());
+    // The name is free for another life before the former is swept.
+    fixture.push("q", "p", &["2"]).await;
+    let answer = fixture
+        .fetch(r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#)
+        .await;
+    assert_eq!(answer.entries[0].high_watermark, 1);
+    clear(fixture.broker.broker()).await.unwrap();
+    for (table, left) in [
+        ("partitions", 1),
+        ("segments", 1),
+        ("queues", 1),
+        ("trash", 0),
+        ("deleted_queues", 0),
+    ] {
+        assert_eq!(count(&fixture, table).await, left, "{table}");
+    }
+}
+
+#[tokio::test]
+async fn a_queue_made_anew_begins_above_its_former_life_though_the_clock_stepped_back() {
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    fixture.push("q", "p", &["1"]).await;
+    let session = fixture.session().await;
+    // As if it had been written before the clock stepped back an hour.
+    session
+        .batch_execute(
+            "UPDATE queen.segments SET ts = ts + interval '1 hour';
+             UPDATE queen.partitions SET last_ts = last_ts + interval '1 hour',
+                 last_write_at = last_write_at + interval '1 hour'",
+        )
+        .await
+        .unwrap();
+    let sql = "SELECT ts FROM queen.segments ORDER BY ts DESC LIMIT 1";
+    let last: Timestamp = session.query_one(sql, &[]).await.unwrap().get(0);
+    let delete = || fixture.request("DELETE", "/api/v1/resources/queues/q", "");
+    assert_eq!(delete().await.status, 200);
+    let sql = "SELECT ts > $1 FROM queen.floor";
+    let above: bool = session.query_one(sql, &[&last]).await.unwrap().get(0);
+    assert!(above, "the floor was not raised before the answer");
+    fixture.push("q", "p", &["2"]).await;
+    clear(fixture.broker.broker()).await.unwrap();
+    let sql = "SELECT ts > $1 FROM queen.segments";
+    let above: bool = session.query_one(sql, &[&last]).await.unwrap().get(0);
+    assert!(above);
+}
+
+#[tokio::test]
+async fn a_queue_made_anew_begins_above_a_former_life_whose_deletion_was_cut_short() {
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    fixture.push("q", "p", &["1"]).await;
+    let session = fixture.session().await;
+    // The broker was killed between the deletion and raising the floor.
+    session
+        .batch_execute(
+            "UPDATE queen.partitions SET last_ts = last_ts + interval '1 hour',
+                 last_write_at = last_write_at + interval '1 hour';
+             SELECT queen.delete_queue('00000000-0000-0000-0000-000000000001', 'q')",
+        )
+        .await
+        .unwrap();
+    let sql = "SELECT last_ts FROM queen.partitions";
+    let last: Timestamp = session.query_one(sql, &[]).await.unwrap().get(0);
+    fixture.push("q", "p", &["2"]).await;
+    let sql = "SELECT max(ts) > $1 FROM queen.segments";
+    let above: bool = session.query_one(sql, &[&last]).await.unwrap().get(0);
+    assert!(above);
 }
