@@ -5,20 +5,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::serve::ListenerExt;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use rustix::process::{Resource, getrlimit};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use uuid::Uuid;
 
+use crate::admission::Lanes;
 use crate::config::Config;
 use crate::database::{BootError, Database};
 use crate::embedded::{EmbeddedSink, SinkState};
 use crate::error::describe;
-use crate::http;
+use crate::http::{self, Door, serve};
 use crate::kv;
-use crate::limits::STOP_GRACE;
+use crate::limits::{SPARE_DESCRIPTORS, STOP_GRACE};
 use crate::log::cursor::CursorKey;
 use crate::log::peers;
 use crate::log::seal::Vault;
@@ -38,8 +38,8 @@ pub struct Broker {
     pub outbox: peers::Outbox,
     /// Key of the cursors.
     pub cursor_key: CursorKey,
-    /// One slot per database read of `fetch` in progress: bounds what answers hold in memory.
-    pub pop_lane: Semaphore,
+    /// Who may work, and who waits.
+    pub lanes: Lanes,
     /// The key of encryption at rest, and what it is needed for.
     pub vault: Vault,
     /// Counters and gauges.
@@ -74,7 +74,7 @@ pub enum StartError {
 pub struct Running {
     broker: Arc<Broker>,
     address: SocketAddr,
-    server: tokio::task::JoinHandle<std::io::Result<()>>,
+    server: tokio::task::JoinHandle<()>,
     background: TaskTracker,
     sink: Option<EmbeddedSink>,
     last_door: Option<std::net::TcpListener>,
@@ -105,14 +105,17 @@ impl Running {
         };
         let database = Database::open(&config.database).await?;
         let cursor_key = cursor_key(&database, &config).await?;
+        let mut config = config;
+        config.http.connections = affordable(&config);
+        let lanes = Lanes::new(&config.lanes, config.database.connections);
         let broker = Arc::new(Broker {
-            pop_lane: Semaphore::new((config.database.connections / 2).max(1)),
             database,
             waiters: Waiters::default(),
             outbox: peers::Outbox::default(),
             cursor_key,
             vault: Vault::new(config.seal_key.clone()),
-            metrics: Metrics::new(),
+            metrics: Metrics::new(&lanes),
+            lanes,
             sink: config.embedded.as_ref().map(|_| Arc::default()),
             instance: Uuid::new_v4(),
             stopping: CancellationToken::new(),
@@ -125,16 +128,14 @@ impl Running {
         background.spawn(retention::run(Arc::clone(&broker)));
         background.close();
 
-        // Answers go out in few large writes: waiting to fill a packet only adds latency.
-        let listener = listener.tap_io(|stream| {
-            if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, "TCP_NODELAY could not be set");
-            }
-        });
-        let stop = broker.stopping.clone();
-        let server = axum::serve(listener, http::router(Arc::clone(&broker)))
-            .with_graceful_shutdown(async move { stop.cancelled().await });
-        let server = tokio::spawn(server.into_future());
+        let server = tokio::spawn(serve(
+            listener,
+            Door::Open,
+            http::router(Arc::clone(&broker)),
+            broker.config.http.clone(),
+            broker.metrics.open_connections.clone(),
+            broker.stopping.clone(),
+        ));
         warn_of_doubtful(&broker.config);
         let sink = match (&broker.config.embedded, &broker.sink) {
             (Some(config), Some(state)) => Some(EmbeddedSink::start(
@@ -168,11 +169,11 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// The accept loop's, should it end by itself.
+    /// When serving ends by itself, of a fault.
     pub async fn run_until(mut self, signal: impl Future<Output = ()>) -> std::io::Result<()> {
         tokio::select! {
             () = signal => self.stop().await,
-            ended = &mut self.server => ended?,
+            ended = &mut self.server => Ok(ended?),
         }
     }
 
@@ -181,11 +182,11 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// The accept loop's.
+    /// When serving has ended of a fault.
     pub async fn stop(mut self) -> std::io::Result<()> {
         self.broker.stopping.cancel();
         let outcome = match tokio::time::timeout(STOP_GRACE, &mut self.server).await {
-            Ok(ended) => ended?,
+            Ok(ended) => Ok(ended?),
             Err(_) => {
                 tracing::warn!("requests were still in flight when the grace of a stop ended");
                 self.server.abort();
@@ -195,9 +196,22 @@ impl Running {
         if let Some(sink) = self.sink.take() {
             let last_door = self.last_door.take().map(|door| {
                 // Tokio refuses only a listener that blocks, and this one is a copy of its own.
-                let serving = TcpListener::from_std(door)
-                    .map(|door| axum::serve(LoopbackOnly(door), http::router(self.broker.clone())));
-                AbortOnDropHandle::new(tokio::spawn(async move { serving?.await }))
+                // A stopping sink that reaches Queen through this broker has a window to commit
+                // after everyone else has been turned away.
+                TcpListener::from_std(door).map(|door| {
+                    let router = http::router(Arc::clone(&self.broker));
+                    let http = self.broker.config.http.clone();
+                    let open = self.broker.metrics.open_connections.clone();
+                    let never = CancellationToken::new();
+                    AbortOnDropHandle::new(tokio::spawn(serve(
+                        door,
+                        Door::Loopback,
+                        router,
+                        http,
+                        open,
+                        never,
+                    )))
+                })
             });
             sink.stop().await;
             drop(last_door);
@@ -208,27 +222,25 @@ impl Running {
     }
 }
 
-/// Takes connections from this machine only. A stopping sink that reaches Queen through this broker
-/// has a window to commit after everyone else has been turned away.
-struct LoopbackOnly(TcpListener);
-
-impl axum::serve::Listener for LoopbackOnly {
-    type Io = TcpStream;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (TcpStream, SocketAddr) {
-        loop {
-            let (stream, peer) = axum::serve::Listener::accept(&mut self.0).await;
-            let own = stream.local_addr().is_ok_and(|own| own.ip() == peer.ip());
-            if own || peer.ip().to_canonical().is_loopback() {
-                return (stream, peer);
-            }
-        }
+/// As many client connections as were asked for and files may be open.
+fn affordable(config: &Config) -> usize {
+    let asked = config.http.connections;
+    let Some(files) = getrlimit(Resource::Nofile).current else {
+        return asked;
+    };
+    let others = config.database.connections + SPARE_DESCRIPTORS;
+    let most = usize::try_from(files)
+        .unwrap_or(usize::MAX)
+        .saturating_sub(others)
+        .max(1);
+    if most < asked {
+        tracing::warn!(
+            files,
+            connections = most,
+            "the limit of open files allows fewer connections than QUEEN_HTTP_CONNECTIONS"
+        );
     }
-
-    fn local_addr(&self) -> std::io::Result<SocketAddr> {
-        self.0.local_addr()
-    }
+    asked.min(most)
 }
 
 /// What boots and will hardly be what was meant.

@@ -116,6 +116,19 @@ impl Database {
         Ok(self.pool.get().await?)
     }
 
+    /// A session from the pool for work that may be abandoned half way, with what is kept for as
+    /// long as the database works on it.
+    ///
+    /// # Errors
+    ///
+    /// As [`client`](Self::client).
+    pub async fn lend<K: Send + 'static>(&self, kept: K) -> Result<Lent<K>, ApiError> {
+        let client = self.client().await?;
+        Ok(Lent {
+            held: Some((client, kept)),
+        })
+    }
+
     /// A session of its own outside of the pool, with the connection to drive.
     ///
     /// # Errors
@@ -139,6 +152,55 @@ impl Database {
     /// Closes the pool: sessions end as they come back.
     pub fn close(&self) {
         self.pool.close();
+    }
+}
+
+/// A session on loan. Dropped without [`done`](Self::done), its statement is cancelled and the
+/// session ends: nobody may get it while it still works for a client that is gone.
+pub struct Lent<K: Send + 'static> {
+    held: Option<(Object, K)>,
+}
+
+impl<K: Send + 'static> Lent<K> {
+    /// The session.
+    pub fn client(&self) -> &Object {
+        match &self.held {
+            Some((client, _)) => client,
+            None => unreachable!("a session on loan is given back by value"),
+        }
+    }
+
+    /// Gives it back to the pool: every statement has been answered.
+    pub fn done(mut self) -> K {
+        match self.held.take() {
+            Some((_, kept)) => kept,
+            None => unreachable!("a session on loan is given back by value"),
+        }
+    }
+}
+
+impl<K: Send + 'static> Drop for Lent<K> {
+    fn drop(&mut self) {
+        let Some((client, kept)) = self.held.take() else {
+            return;
+        };
+        let session = Object::take(client);
+        // Without a runtime the process is about to end, and its sessions with it.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
+        runtime.spawn(async move {
+            let cancel = session.cancel_token();
+            match tokio::time::timeout(CONNECT_TIMEOUT, cancel.cancel_query(NoTls)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::debug!(error = describe(&error), "a statement was not cancelled");
+                }
+                Err(_) => tracing::debug!("a statement was not cancelled in time"),
+            }
+            drop(session);
+            drop(kept);
+        });
     }
 }
 

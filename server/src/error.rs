@@ -6,6 +6,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tokio_postgres::error::SqlState;
 
+use crate::admission::Overload;
 use crate::auth::Refusal;
 
 /// Why a request was not served. Becomes `{"error", "code"}` with a fitting status.
@@ -22,6 +23,12 @@ pub enum ApiError {
     /// There is no token, or it proves nothing: `401`. It allows too little: `403`.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// Too many requests, or too much of them in memory: `429` when the line is full, else `503`.
+    #[error(transparent)]
+    Overloaded(#[from] Overload),
+    /// The client sends its body too slowly: `408`.
+    #[error("the body did not arrive in time, see QUEEN_HTTP_BODY_MS")]
+    SlowBody,
     /// A queue is encrypted at rest and this broker has no key: `503`, another one may have it.
     #[error(
         "a queue of this push is encrypted at rest, and this broker has no QUEEN_ENCRYPTION_KEY"
@@ -70,7 +77,11 @@ impl ApiError {
             Self::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
             Self::NoRoute(_) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
-            Self::NoKey | Self::Stopping | Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
+            Self::Overloaded(Overload::Full(_)) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Overloaded(_) | Self::NoKey | Self::Stopping | Self::Unavailable(_) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -80,6 +91,8 @@ impl ApiError {
             Self::BadRequest { code, .. } => code,
             Self::Refused(Refusal::TooLow(_)) => "forbidden",
             Self::Refused(_) => "unauthorized",
+            Self::SlowBody => "body_timeout",
+            Self::Overloaded(_) => "overloaded",
             Self::NoKey => "encryption_key_missing",
             Self::NotImplemented(_) => "not_implemented",
             Self::NoRoute(_) => "route_unknown",
@@ -94,7 +107,9 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = self.status();
-        if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED {
+        // Overload is counted by its lane: a line of the log for each would be one more burden.
+        let quiet = matches!(self, Self::Overloaded(_) | Self::NotImplemented(_));
+        if status.is_server_error() && !quiet {
             tracing::warn!(code = self.code(), error = %self, "request failed");
         }
         // Clients learn that the database failed, operators learn how from the log.
@@ -118,7 +133,10 @@ impl IntoResponse for ApiError {
                 HeaderValue::from_static(challenge),
             );
         }
-        if status == StatusCode::SERVICE_UNAVAILABLE {
+        if matches!(
+            status,
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
+        ) {
             response
                 .headers_mut()
                 .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));

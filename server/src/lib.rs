@@ -1,5 +1,6 @@
 //! The broker of the Queen message queue: an HTTP message log whose only state is PostgreSQL.
 
+pub mod admission;
 pub mod auth;
 pub mod broker;
 pub mod config;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use private_postgres::{Options, PrivatePostgres};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -57,12 +58,25 @@ fn main() -> ExitCode {
         eprintln!("RUST_LOG: {error}");
         return ExitCode::from(EXIT_CONFIGURATION);
     }
+    raise_file_limit();
     match run(config, dev) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("queen: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Every connection is an open file, and the usual soft limit is that of an interactive shell.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!(%error, "the limit of open files stays");
     }
 }
 

@@ -9,6 +9,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::admission::Lanes;
+
 /// Labels of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RequestLabels {
@@ -48,6 +50,8 @@ pub struct Metrics {
     pub removed_partitions: Counter,
     /// Fetches that may park.
     pub parked: Gauge,
+    /// Open client connections.
+    pub open_connections: Gauge,
     /// Database sessions in use.
     pub connections: Gauge,
     /// 1 when the last `safeTime` was degraded.
@@ -63,8 +67,8 @@ fn seconds() -> Histogram {
 }
 
 impl Metrics {
-    /// All at zero.
-    pub fn new() -> Self {
+    /// All at zero; what the lanes measure is with them.
+    pub fn new(lanes: &Lanes) -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("queen"),
             requests: Family::default(),
@@ -77,6 +81,7 @@ impl Metrics {
             expired_records: Counter::default(),
             removed_partitions: Counter::default(),
             parked: Gauge::default(),
+            open_connections: Gauge::default(),
             connections: Gauge::default(),
             safe_time_degraded: Gauge::default(),
             safe_time: Gauge::default(),
@@ -129,6 +134,11 @@ impl Metrics {
             metrics.parked.clone(),
         );
         registry.register(
+            "http_connections",
+            "Open client connections",
+            metrics.open_connections.clone(),
+        );
+        registry.register(
             "database_connections_in_use",
             "Database sessions in use",
             metrics.connections.clone(),
@@ -143,6 +153,7 @@ impl Metrics {
             "The last safeTime, in seconds since the epoch",
             metrics.safe_time.clone(),
         );
+        lanes.register(registry);
         metrics
     }
 
@@ -155,11 +166,5 @@ impl Metrics {
         let mut text = String::new();
         text::encode(&mut text, &self.registry)?;
         Ok(text)
-    }
-}
-
-impl Default for Metrics {
-    fn default() -> Self {
-        Self::new()
     }
 }

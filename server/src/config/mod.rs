@@ -49,6 +49,30 @@ impl fmt::Debug for DatabaseConfig {
     }
 }
 
+/// What the lanes admit.
+#[derive(Debug, Clone)]
+pub struct LaneConfig {
+    /// Requests that wait for a slot of one lane at most.
+    pub queue: usize,
+    /// Longest wait for a slot.
+    pub wait: Duration,
+    /// Bytes of request bodies and answers in flight, beyond which nothing is admitted.
+    pub memory_bytes: usize,
+}
+
+/// What a client connection may cost.
+#[derive(Debug, Clone)]
+pub struct HttpConfig {
+    /// Connections at most.
+    pub connections: usize,
+    /// Longest wait for the head of a request, the idle time before it included.
+    pub idle: Duration,
+    /// Longest time for a body.
+    pub body: Duration,
+    /// Longest time for each [`WRITE_STEP_BYTES`](crate::limits::WRITE_STEP_BYTES) of an answer.
+    pub write_step: Duration,
+}
+
 /// The format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -73,6 +97,10 @@ pub struct Config {
     pub safe_floor: Duration,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
+    /// The lanes.
+    pub lanes: LaneConfig,
+    /// Client connections.
+    pub http: HttpConfig,
     /// Time between two passes of retention.
     pub retention_interval: Duration,
     /// An empty partition goes after this many days without a write; 0 keeps it.
@@ -151,6 +179,24 @@ impl Config {
         let floor_millis = reader.number("QUEEN_FETCH_SAFE_FLOOR_MS", 1_000, 3_600_000);
         let safe_floor = Duration::from_secs(floor_millis.div_ceil(1_000));
         let max_body_bytes = reader.number("QUEEN_MAX_BODY_MB", 1, 512) as usize * MIB;
+        let lanes = LaneConfig {
+            queue: reader.number("QUEEN_LANE_QUEUE", 0, 1_000_000) as usize,
+            wait: millis(&mut reader, "QUEEN_LANE_WAIT_MS", 0),
+            memory_bytes: reader.number("QUEEN_MEMORY_MB", 1, 1_048_576) as usize * MIB,
+        };
+        if lanes.memory_bytes < max_body_bytes {
+            reader.problems.push(format!(
+                "QUEEN_MEMORY_MB: {} MiB do not hold one request of QUEEN_MAX_BODY_MB, {} MiB",
+                lanes.memory_bytes / MIB,
+                max_body_bytes / MIB
+            ));
+        }
+        let http = HttpConfig {
+            connections: reader.number("QUEEN_HTTP_CONNECTIONS", 1, 1_000_000) as usize,
+            idle: millis(&mut reader, "QUEEN_HTTP_IDLE_MS", 100),
+            body: millis(&mut reader, "QUEEN_HTTP_BODY_MS", 100),
+            write_step: millis(&mut reader, "QUEEN_HTTP_WRITE_MS", 100),
+        };
         let retention_interval = millis(&mut reader, "QUEEN_RETENTION_INTERVAL_MS", 100);
         let partition_cleanup_days = reader.number("QUEEN_PARTITION_CLEANUP_DAYS", 0, 3_650) as i32;
         let tenancy_header = reader.flag("QUEEN_TENANCY_HEADER");
@@ -190,6 +236,8 @@ impl Config {
             database_named,
             safe_floor,
             max_body_bytes,
+            lanes,
+            http,
             retention_interval,
             partition_cleanup_days,
             tenancy_header,

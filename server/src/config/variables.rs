@@ -111,6 +111,48 @@ pub const VARIABLES: &[Variable] = &[
         "Largest request body, in MiB.",
     ),
     variable(
+        "QUEEN_MEMORY_MB",
+        "512",
+        "1 to 1048576",
+        "Request bodies and answers in flight, in MiB: while they hold as much, requests are answered 503. At least one largest body.",
+    ),
+    variable(
+        "QUEEN_LANE_QUEUE",
+        "1024",
+        "0 to 1000000",
+        "Requests that wait for a slot of their lane (push, pop, control) at most; one more is answered 429.",
+    ),
+    variable(
+        "QUEEN_LANE_WAIT_MS",
+        "5000",
+        "0 to 3600000",
+        "Longest wait for a slot; then the request is answered 503.",
+    ),
+    variable(
+        "QUEEN_HTTP_CONNECTIONS",
+        "4096",
+        "1 to 1000000",
+        "Client connections at most; further ones wait to be accepted. The limit of open files lowers it.",
+    ),
+    variable(
+        "QUEEN_HTTP_IDLE_MS",
+        "100000",
+        "100 to 3600000",
+        "Longest wait for the head of a request, the idle time of a kept connection included. Longer than the idle time of clients and load balancers.",
+    ),
+    variable(
+        "QUEEN_HTTP_BODY_MS",
+        "60000",
+        "100 to 3600000",
+        "Longest time for the body of a request; then it is answered 408.",
+    ),
+    variable(
+        "QUEEN_HTTP_WRITE_MS",
+        "30000",
+        "100 to 3600000",
+        "Longest time that a client may take for each MiB of an answer; then its connection is cut.",
+    ),
+    variable(
         "QUEEN_RETENTION_INTERVAL_MS",
         "10000",
         "100 to 3600000",

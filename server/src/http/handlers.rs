@@ -56,8 +56,10 @@ pub async fn fetch(
     Tenant(tenant): Tenant,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
-    let request = parsed(body, |body| fetch::parse(body)).await?;
+    // Kept to the end: what a parked fetch holds is of the size of its body, and counts with it.
+    let request = parsed(body.clone(), |body| fetch::parse(body)).await?;
     let answer = fetch::fetch(&broker, tenant, request).await?;
+    drop(body);
     broker.metrics.fetched_records.inc_by(answer.records);
     broker.metrics.fetched_bytes.inc_by(answer.payload_bytes);
     Ok(rendered(StatusCode::OK, answer.body))
@@ -70,16 +72,16 @@ pub async fn changed(
 ) -> Result<Response, ApiError> {
     let key = broker.cursor_key.clone();
     let pages = parsed(body, move |body| changed::parse(body, tenant, &key)).await?;
-    let client = broker.database.client().await?;
+    let session = broker.database.lend(()).await?;
     let (page, safe) = changed::changed(
-        &client,
+        session.client(),
         broker.config.safe_floor,
         &broker.cursor_key,
         tenant,
         pages,
     )
     .await?;
-    drop(client);
+    session.done();
     let metrics = &broker.metrics;
     metrics.safe_time.set(safe.at.micros() as f64 / 1e6);
     if metrics.safe_time_degraded.set(i64::from(safe.degraded)) != i64::from(safe.degraded) {

@@ -2,8 +2,11 @@
 
 pub mod json;
 
+mod admit;
 mod body;
 mod handlers;
+mod paced;
+mod serve;
 mod status;
 mod tenant;
 
@@ -21,6 +24,8 @@ use crate::auth::{Need, need};
 use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::metrics::{RequestLabels, RouteLabels};
+
+pub use serve::{Door, serve};
 
 /// What handlers are given.
 pub type Shared = State<Arc<Broker>>;
@@ -89,6 +94,7 @@ pub fn router(broker: Arc<Broker>) -> Router {
         .fallback(|method: Method, request: Request| async move {
             ApiError::NoRoute(format!("{method} {}", request.uri().path()))
         })
+        .layer(from_fn_with_state(Arc::clone(&broker), admit::admit))
         .layer(from_fn_with_state(Arc::clone(&broker), authorize))
         .layer(from_fn_with_state(Arc::clone(&broker), observe))
         .with_state(broker)

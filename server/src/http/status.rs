@@ -69,6 +69,7 @@ pub async fn metrics(State(broker): Shared) -> Result<Response, ApiError> {
         .metrics
         .parked
         .set(i64::try_from(broker.waiters.count()).unwrap_or(i64::MAX));
+    broker.lanes.measure();
     let text = broker
         .metrics
         .encode()

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
+use crate::admission::Lane;
 use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::http::json;
@@ -127,13 +128,18 @@ pub async fn fetch(
             names.map(|(queue, part)| (queue.as_str(), part.as_str())),
         )
     });
+    let mut empty: Option<Look> = None;
     loop {
-        let look = look(broker, tenant, &request).await?;
+        let over = || Instant::now() >= deadline || broker.stopping.is_cancelled();
+        let look = match empty.take() {
+            // A write would have woken it: what was seen last still holds.
+            Some(look) if over() => look,
+            _ => look(broker, tenant, &request).await?,
+        };
         let Some(registration) = &registration else {
             return finish(look, tenant, &broker.vault).await;
         };
-        let ends = Instant::now() >= deadline || broker.stopping.is_cancelled();
-        let ends = ends || look.failed || look.full;
+        let ends = over() || look.failed || look.full;
         if ends || look.payload_bytes >= request.min_bytes {
             let rendered = finish(look, tenant, &broker.vault).await?;
             // The first segment may begin below the offset asked for, so only what is rendered
@@ -141,6 +147,8 @@ pub async fn fetch(
             if ends || rendered.failed || rendered.payload_bytes >= request.min_bytes {
                 return Ok(rendered);
             }
+        } else if look.stored_bytes == 0 {
+            empty = Some(look);
         }
         let recheck = deadline.min(Instant::now() + FETCH_RECHECK);
         tokio::select! {
@@ -175,13 +183,11 @@ struct Look {
 }
 
 async fn look(broker: &Broker, tenant: Uuid, request: &FetchRequest) -> Result<Look, ApiError> {
-    let _slot = broker
-        .pop_lane
-        .acquire()
-        .await
-        .map_err(|_| ApiError::Stopping)?;
-    let client = broker.database.client().await?;
-    read(&client, tenant, request).await
+    let slot = broker.lanes.enter(Lane::Pop).await?;
+    let session = broker.database.lend(slot).await?;
+    let look = read(session.client(), tenant, request).await?;
+    session.done();
+    Ok(look)
 }
 
 async fn read(client: &Object, tenant: Uuid, request: &FetchRequest) -> Result<Look, ApiError> {

@@ -22,10 +22,20 @@ pub struct Fixture {
 
 pub struct Answer {
     pub status: u16,
+    pub retry_after: Option<String>,
     pub text: String,
 }
 
 impl Answer {
+    async fn of(response: reqwest::Response) -> Self {
+        let retry_after = response.headers().get("retry-after");
+        Self {
+            status: response.status().as_u16(),
+            retry_after: retry_after.map(|value| value.to_str().unwrap().to_owned()),
+            text: response.text().await.unwrap(),
+        }
+    }
+
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_else(|e| panic!("{e}: {}", self.text))
     }
@@ -57,7 +67,11 @@ impl Fixture {
             .iter()
             .map(|(name, value)| ((*name).into(), (*value).into()))
             .collect();
-        let postgres = PrivatePostgres::start(options).unwrap();
+        Self::on(PrivatePostgres::start(options).unwrap(), variables).await
+    }
+
+    /// A broker with these variables on `postgres`.
+    pub async fn on(postgres: PrivatePostgres, variables: &[(&str, &str)]) -> Self {
         let broker = Running::start(config(&postgres, variables)).await.unwrap();
         Self {
             broker,
@@ -91,11 +105,7 @@ impl Fixture {
     }
 
     pub async fn get(&self, path: &str) -> Answer {
-        let response = self.http.get(self.url() + path).send().await.unwrap();
-        Answer {
-            status: response.status().as_u16(),
-            text: response.text().await.unwrap(),
-        }
+        Answer::of(self.http.get(self.url() + path).send().await.unwrap()).await
     }
 
     pub async fn request(&self, method: &str, path: &str, body: &str) -> Answer {
@@ -104,11 +114,7 @@ impl Fixture {
             .http
             .request(method, self.url() + path)
             .body(body.to_owned());
-        let response = request.send().await.unwrap();
-        Answer {
-            status: response.status().as_u16(),
-            text: response.text().await.unwrap(),
-        }
+        Answer::of(request.send().await.unwrap()).await
     }
 
     /// Pushes payloads to one partition, in one call.
@@ -187,11 +193,7 @@ async fn post(
     if let Some(tenant) = tenant {
         request = request.header("x-queen-tenant", tenant);
     }
-    let response = request.send().await.unwrap();
-    Answer {
-        status: response.status().as_u16(),
-        text: response.text().await.unwrap(),
-    }
+    Answer::of(request.send().await.unwrap()).await
 }
 
 /// Waits until `condition` holds; panics when it does not in time.

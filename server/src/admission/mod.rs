@@ -1,0 +1,393 @@
+//! Admission: how many requests work at once, how many wait, and what is turned away.
+//!
+//! Three lanes share the database sessions: pushes cannot starve readers, nor either of them the
+//! sink's commits. `partitions/changed` and the observing routes go through none.
+
+mod memory;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::http::Method;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use crate::config::LaneConfig;
+use crate::limits::{CONTROL_LANE_SHARE, LANE_SHARES, POP_LANE_SHARE, PUSH_LANE_SHARE};
+
+pub use memory::{Held, Memory};
+
+/// What a request competes for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// Writing records.
+    Push,
+    /// Reading records.
+    Pop,
+    /// Everything else that works on the database.
+    Control,
+}
+
+/// How a route goes through its lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admission {
+    /// One slot from the whole body to the answer.
+    Slot(Lane),
+    /// The handler takes a slot for each read of the database: none while parked.
+    PerRead(Lane),
+    /// No lane.
+    Free,
+}
+
+/// The admission of a route's pattern. A route that no rule names is the control lane's.
+pub fn admission(method: &Method, route: &str) -> Admission {
+    match route {
+        "/health" | "/status" | "/metrics" | "/api/v1/partitions/changed" => Admission::Free,
+        "/api/v1/push" | "/api/v1/transaction" => Admission::Slot(Lane::Push),
+        "/api/v1/fetch" | "/api/v1/pop" | "/api/v1/pop/{*rest}" => Admission::PerRead(Lane::Pop),
+        _ if *method == Method::OPTIONS => Admission::Free,
+        _ => Admission::Slot(Lane::Control),
+    }
+}
+
+/// A slot of a lane; dropping it hands it to who has waited longest.
+#[derive(Debug)]
+pub struct Slot {
+    _permit: OwnedSemaphorePermit,
+}
+
+/// Why a request was turned away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Overload {
+    /// As many wait as may.
+    #[error("too many requests wait for the {} lane; try again in a moment", .0.name())]
+    Full(Lane),
+    /// It waited as long as it may.
+    #[error("the {} lane was busy for too long; try again in a moment", .0.name())]
+    Slow(Lane),
+    /// Requests and answers in flight hold all the memory they may.
+    #[error("requests and answers in flight fill the broker's memory; try again in a moment")]
+    Memory,
+}
+
+impl Overload {
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Full(_) => "full",
+            Self::Slow(_) => "slow",
+            Self::Memory => "memory",
+        }
+    }
+}
+
+impl Lane {
+    const ALL: [Self; 3] = [Self::Push, Self::Pop, Self::Control];
+
+    /// Its name in errors and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Push => "push",
+            Self::Pop => "pop",
+            Self::Control => "control",
+        }
+    }
+
+    fn share(self) -> usize {
+        match self {
+            Self::Push => PUSH_LANE_SHARE,
+            Self::Pop => POP_LANE_SHARE,
+            Self::Control => CONTROL_LANE_SHARE,
+        }
+    }
+}
+
+/// Labels of a lane.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LaneLabels {
+    lane: &'static str,
+}
+
+/// Labels of a refusal.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RefusedLabels {
+    lane: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Debug)]
+struct LaneState {
+    slots: Arc<Semaphore>,
+    size: usize,
+    waiting: AtomicUsize,
+}
+
+/// The lanes of a broker, and the memory that what they admit may hold.
+pub struct Lanes {
+    states: [LaneState; 3],
+    queue: usize,
+    wait: Duration,
+    /// Bytes of bodies and answers in flight.
+    pub memory: Memory,
+    waited: Family<LaneLabels, Histogram, fn() -> Histogram>,
+    refused: Family<RefusedLabels, Counter>,
+    in_use: Family<LaneLabels, Gauge>,
+    in_line: Family<LaneLabels, Gauge>,
+    held: Gauge,
+}
+
+fn seconds() -> Histogram {
+    Histogram::new([0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0])
+}
+
+impl Lanes {
+    /// Lanes that share `sessions` database sessions; a part of them stays outside of all lanes.
+    pub fn new(config: &LaneConfig, sessions: usize) -> Self {
+        let state = |lane: Lane| {
+            let size = (sessions * lane.share() / LANE_SHARES).max(1);
+            LaneState {
+                slots: Arc::new(Semaphore::new(size)),
+                size,
+                waiting: AtomicUsize::new(0),
+            }
+        };
+        Self {
+            states: Lane::ALL.map(state),
+            queue: config.queue,
+            wait: config.wait,
+            memory: Memory::new(config.memory_bytes),
+            waited: Family::new_with_constructor(seconds),
+            refused: Family::default(),
+            in_use: Family::default(),
+            in_line: Family::default(),
+            held: Gauge::default(),
+        }
+    }
+
+    fn state(&self, lane: Lane) -> &LaneState {
+        &self.states[lane as usize]
+    }
+
+    /// A slot of `lane`, after those who came before.
+    ///
+    /// # Errors
+    ///
+    /// [`Overload`]: nothing was done.
+    pub async fn enter(&self, lane: Lane) -> Result<Slot, Overload> {
+        let begun = Instant::now();
+        let outcome = self.take(lane).await;
+        match outcome {
+            Ok(_) => {
+                let labels = LaneLabels { lane: lane.name() };
+                let waited = begun.elapsed().as_secs_f64();
+                self.waited.get_or_create(&labels).observe(waited);
+            }
+            Err(overload) => self.refuse(lane, overload),
+        }
+        outcome
+    }
+
+    async fn take(&self, lane: Lane) -> Result<Slot, Overload> {
+        self.memory.check()?;
+        let state = self.state(lane);
+        let slot = |permit| Slot { _permit: permit };
+        if let Ok(permit) = Arc::clone(&state.slots).try_acquire_owned() {
+            return Ok(slot(permit));
+        }
+        let _place = Place::take(&state.waiting, self.queue).ok_or(Overload::Full(lane))?;
+        match timeout(self.wait, Arc::clone(&state.slots).acquire_owned()).await {
+            Ok(Ok(permit)) => Ok(slot(permit)),
+            // Nobody closes a lane; a closed one has no slots.
+            Ok(Err(_)) | Err(_) => Err(Overload::Slow(lane)),
+        }
+    }
+
+    /// Whether a request of `lane` would be turned away at once: asked before its body is read.
+    ///
+    /// # Errors
+    ///
+    /// [`Overload`], when it would.
+    pub fn check(&self, lane: Lane) -> Result<(), Overload> {
+        let state = self.state(lane);
+        let full = state.slots.available_permits() == 0
+            && state.waiting.load(Ordering::Relaxed) >= self.queue;
+        let outcome = self.memory.check().and(if full {
+            Err(Overload::Full(lane))
+        } else {
+            Ok(())
+        });
+        if let Err(overload) = outcome {
+            self.refuse(lane, overload);
+        }
+        outcome
+    }
+
+    fn refuse(&self, lane: Lane, overload: Overload) {
+        let labels = RefusedLabels {
+            lane: lane.name(),
+            reason: overload.reason(),
+        };
+        self.refused.get_or_create(&labels).inc();
+    }
+
+    /// Registers what is measured of the lanes.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "lane_wait_seconds",
+            "Time that admitted requests waited for a slot of their lane",
+            self.waited.clone(),
+        );
+        registry.register(
+            "lane_refused",
+            "Requests turned away: the line was full, the wait too long, the memory spent",
+            self.refused.clone(),
+        );
+        registry.register(
+            "lane_slots_in_use",
+            "Slots of a lane in use",
+            self.in_use.clone(),
+        );
+        registry.register(
+            "lane_waiting",
+            "Requests that wait for a slot of a lane",
+            self.in_line.clone(),
+        );
+        registry.register(
+            "memory_held_bytes",
+            "Bytes of request bodies and answers in flight",
+            self.held.clone(),
+        );
+    }
+
+    /// Sets the gauges to what holds now.
+    pub fn measure(&self) {
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        for lane in Lane::ALL {
+            let state = self.state(lane);
+            let labels = LaneLabels { lane: lane.name() };
+            let in_use = state.size.saturating_sub(state.slots.available_permits());
+            self.in_use.get_or_create(&labels).set(number(in_use));
+            let waiting = state.waiting.load(Ordering::Relaxed);
+            self.in_line.get_or_create(&labels).set(number(waiting));
+        }
+        self.held.set(number(self.memory.held()));
+    }
+}
+
+/// A place in the line of a lane.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(waiting: &'a AtomicUsize, most: usize) -> Option<Self> {
+        let join = |count: usize| (count < most).then_some(count + 1);
+        waiting
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, join)
+            .ok()?;
+        Some(Self(waiting))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    fn lanes(queue: usize) -> Lanes {
+        let config = LaneConfig {
+            queue,
+            wait: Duration::from_secs(5),
+            memory_bytes: 1_000,
+        };
+        Lanes::new(&config, 4)
+    }
+
+    #[test]
+    fn the_lanes_leave_sessions_to_what_goes_through_none() {
+        for sessions in [8, 16, 100] {
+            let lanes = Lanes::new(
+                &LaneConfig {
+                    queue: 0,
+                    wait: Duration::ZERO,
+                    memory_bytes: 0,
+                },
+                sessions,
+            );
+            let taken: usize = lanes.states.iter().map(|state| state.size).sum();
+            assert!(taken < sessions, "{taken} of {sessions}");
+        }
+    }
+
+    #[tokio::test]
+    async fn who_finds_the_line_full_is_turned_away_at_once_and_other_lanes_go_on() {
+        let lanes = lanes(1);
+        let first = lanes.enter(Lane::Push).await.expect("a slot");
+        let mut second = Box::pin(lanes.enter(Lane::Push));
+        assert!((&mut second).now_or_never().is_none(), "it waits");
+        assert_eq!(lanes.check(Lane::Push), Err(Overload::Full(Lane::Push)));
+        assert_eq!(
+            lanes.enter(Lane::Push).await.err(),
+            Some(Overload::Full(Lane::Push))
+        );
+        assert!(lanes.enter(Lane::Pop).await.is_ok());
+        drop(first);
+        assert!(second.await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn who_goes_away_leaves_its_place_in_the_line() {
+        let lanes = lanes(1);
+        let _first = lanes.enter(Lane::Push).await.expect("a slot");
+        let mut gone = Box::pin(lanes.enter(Lane::Push));
+        assert!((&mut gone).now_or_never().is_none());
+        drop(gone);
+        assert_eq!(lanes.check(Lane::Push), Ok(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_has_an_end() {
+        let lanes = lanes(1);
+        let _first = lanes.enter(Lane::Push).await.expect("a slot");
+        assert_eq!(
+            lanes.enter(Lane::Push).await.err(),
+            Some(Overload::Slow(Lane::Push))
+        );
+    }
+
+    #[tokio::test]
+    async fn nobody_is_admitted_while_the_memory_is_spent() {
+        let lanes = lanes(1);
+        let held = lanes.memory.hold(1_000);
+        assert_eq!(lanes.enter(Lane::Pop).await.err(), Some(Overload::Memory));
+        drop(held);
+        assert!(lanes.enter(Lane::Pop).await.is_ok());
+    }
+
+    #[test]
+    fn each_route_has_its_lane() {
+        for (route, expected) in [
+            ("/api/v1/push", Admission::Slot(Lane::Push)),
+            ("/api/v1/fetch", Admission::PerRead(Lane::Pop)),
+            ("/api/v1/pop/{*rest}", Admission::PerRead(Lane::Pop)),
+            ("/api/v1/partitions/changed", Admission::Free),
+            ("/health", Admission::Free),
+            ("/api/v1/kv", Admission::Slot(Lane::Control)),
+            ("/api/v1/ack", Admission::Slot(Lane::Control)),
+            ("/something/new", Admission::Slot(Lane::Control)),
+        ] {
+            assert_eq!(admission(&Method::POST, route), expected, "{route}");
+        }
+    }
+}
