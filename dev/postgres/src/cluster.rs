@@ -35,6 +35,8 @@ pub struct Options {
     pub user: String,
     /// Further server settings, as `name`, `value`.
     pub settings: Vec<(String, String)>,
+    /// Further variables of the server's environment, as `name`, `value`.
+    pub environment: Vec<(String, String)>,
 }
 
 impl Options {
@@ -45,6 +47,7 @@ impl Options {
             durable: false,
             user: "queen".into(),
             settings: Vec::new(),
+            environment: Vec::new(),
         }
     }
 
@@ -290,9 +293,7 @@ impl PrivatePostgres {
             .map_err(Error::io("copy a file handle"))?;
 
         let death_signal = if self.options.durable { "INT" } else { "QUIT" };
-        let mut command = self
-            .account
-            .command(&self.programs.join("postgres"), Some(death_signal))?;
+        let mut command = self.server_command(death_signal)?;
         command
             .arg("-D")
             .arg(self.data())
@@ -321,6 +322,25 @@ impl PrivatePostgres {
         self.wait_until_ready(&postmaster)?;
         self.postmaster = Some(postmaster);
         Ok(())
+    }
+
+    /// The server, with its environment. Only it may have that: a preloaded library must not run as
+    /// root first, in the program that hands over to the server's account.
+    fn server_command(&self, death_signal: &str) -> Result<Command, Error> {
+        let server = self.programs.join("postgres");
+        if self.options.environment.is_empty() {
+            return self.account.command(&server, Some(death_signal));
+        }
+        let env = programs::on_path("env").ok_or(Error::MissingProgram {
+            program: "env",
+            package: "coreutils",
+        })?;
+        let mut command = self.account.command(&env, Some(death_signal))?;
+        for (name, value) in &self.options.environment {
+            command.arg(format!("{name}={value}"));
+        }
+        command.arg(server);
+        Ok(command)
     }
 
     /// Waits as `pg_ctl` does: the server writes its state into `postmaster.pid`.

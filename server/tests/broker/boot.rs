@@ -121,3 +121,23 @@ fn a_wrong_configuration_exits_2_and_names_every_variable() {
         "{text}"
     );
 }
+
+#[test]
+fn write_timeouts_that_do_not_fit_below_the_safe_floor_exit_2_and_say_what_to_change() {
+    let output = Command::new(env!("CARGO_BIN_EXE_queen"))
+        .env_clear()
+        .env("QUEEN_FETCH_SAFE_FLOOR_MS", "30000")
+        .env("QUEEN_PG_STATEMENT_TIMEOUT_MS", "20000")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).unwrap();
+    for name in [
+        "QUEEN_FETCH_SAFE_FLOOR_MS",
+        "QUEEN_PG_STATEMENT_TIMEOUT_MS",
+        "QUEEN_PG_LOCK_TIMEOUT_MS",
+        "QUEEN_PG_IDLE_TIMEOUT_MS",
+    ] {
+        assert!(text.contains(name), "{text}");
+    }
+}

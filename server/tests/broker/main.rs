@@ -6,6 +6,7 @@ mod admission;
 mod auth;
 mod boot;
 mod changed;
+mod clock;
 mod configure;
 mod embedded;
 mod encryption;
