@@ -3,8 +3,8 @@
 //!
 //! The parts, from the outside in: [`config`] and [`observe`] face the operator, [`broker`] and
 //! [`bucket`] are the only places with a socket, [`queue`] drives one queue with the pure engine
-//! in [`window`], [`ownership`] keeps its lease and documents, [`record`] and [`encode`] carry the
-//! bytes, and [`lake`] is the only place that spells a key or a document. [`verify`] proves a lake
+//! in [`window`], [`ownership`] keeps its lease and documents, [`record`], [`encode`] and [`decode`]
+//! carry the bytes, and [`lake`] is the only place that spells a key or a document. [`verify`] proves a lake
 //! from the bucket alone, [`adopt`] gives one its commit pointer back.
 
 pub mod adopt;
@@ -14,6 +14,7 @@ pub mod clock;
 pub mod command;
 pub mod compute;
 pub mod config;
+pub mod decode;
 pub mod encode;
 pub mod gaps;
 pub mod lake;

@@ -143,8 +143,8 @@ pub const VERIFY_PIECES: usize = 8;
 pub const VERIFY_FINDINGS: usize = 10_000;
 /// Findings about one object's records that a check names; the rest is counted.
 pub const VERIFY_OBJECT_FINDINGS: usize = 100;
-/// Longest line of an object that a check reads: one record of a fetch answer, and its envelope.
-pub const VERIFY_LINE_BYTES: u64 = FETCH_BODY_BYTES as u64 + MIB as u64;
+/// Longest line of an object that is read back: one record of a fetch answer, and its envelope.
+pub const RECORD_LINE_BYTES: u64 = FETCH_BODY_BYTES as u64 + MIB as u64;
 /// How often a check asks the bucket before it gives up.
 pub const VERIFY_TRIES: u32 = 5;
 /// How often a check's progress is shown.

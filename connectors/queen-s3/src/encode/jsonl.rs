@@ -16,6 +16,7 @@ use zstd::zstd_safe::compress_bound;
 
 use super::parts::Parts;
 use super::{EncodeError, ObjectSpec, ObjectSummary};
+use crate::decode::Seen;
 use crate::lake::Compression;
 use crate::limits::{
     COMPRESS_STEP_BYTES, GZIP_LEVEL, ZSTD_JOB_BYTES, ZSTD_LEVEL, ZSTD_MAX_WORKERS,
@@ -36,6 +37,22 @@ pub fn record_bytes(partition: &str, chunk: &Chunk) -> u64 {
     let mut length = LineLength::new(partition);
     let records = chunk.records().iter();
     records.map(|record| length.of(&chunk.batch, record)).sum()
+}
+
+/// Appends the line of one record, without its line break; a raw line break in `payload` becomes a
+/// space.
+pub fn append_line(line: &mut Vec<u8>, seen: &Seen<'_>, transaction_id: &str, payload: &[u8]) {
+    line.extend_from_slice(BEFORE_PARTITION);
+    append_string(line, seen.partition);
+    line.extend_from_slice(BEFORE_OFFSET);
+    line.extend_from_slice(itoa::Buffer::new().format(seen.offset).as_bytes());
+    line.extend_from_slice(BEFORE_TRANSACTION_ID);
+    append_string(line, transaction_id);
+    line.extend_from_slice(BEFORE_TS);
+    line.extend_from_slice(seen.ts.to_string().as_bytes());
+    line.extend_from_slice(BEFORE_PAYLOAD);
+    append_payload(line, payload);
+    line.extend_from_slice(END.trim_ascii_end());
 }
 
 /// Tells the length of lines of one partition without building them.

@@ -4,7 +4,7 @@ mod jsonl;
 mod parquet;
 mod parts;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 use bytes::Bytes;
 use thiserror::Error;
@@ -13,7 +13,7 @@ use crate::lake::{Compression, Format};
 use crate::record::Chunk;
 
 use jsonl::JsonlEncoder;
-pub use jsonl::record_bytes;
+pub use jsonl::{append_line, record_bytes};
 use parquet::ParquetEncoder;
 
 /// Bytes of one window's object, built from its records in object order: by partition name

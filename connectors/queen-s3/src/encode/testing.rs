@@ -7,7 +7,7 @@ use crate::record::{Batch, Chunk, RecordIndex};
 use crate::time::Micros;
 
 /// A batch of records given as offset, `ts` in µs, escaped transaction id, and payload.
-pub(super) fn batch<T: AsRef<str>>(records: &[(i64, i64, T, T)]) -> Arc<Batch> {
+pub(crate) fn batch<T: AsRef<str>>(records: &[(i64, i64, T, T)]) -> Arc<Batch> {
     let mut body = Vec::new();
     let mut put = |text: &str| {
         let start = body.len() as u32;
@@ -33,7 +33,7 @@ pub(super) fn batch<T: AsRef<str>>(records: &[(i64, i64, T, T)]) -> Arc<Batch> {
 }
 
 /// The records of `batch` in chunks of at most `records`.
-pub(super) fn chunks(batch: &Arc<Batch>, records: usize) -> Vec<Chunk> {
+pub(crate) fn chunks(batch: &Arc<Batch>, records: usize) -> Vec<Chunk> {
     let all = batch.index().len();
     (0..all)
         .step_by(records)

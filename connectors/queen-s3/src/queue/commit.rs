@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde_json::Map;
 use tracing::{error, info, warn};
 
-use super::object::Trouble;
+use super::object::{Looking, Trouble};
 use super::writer::{Content, Sizes, WindowWriter};
 use super::{End, Standing, Task};
 use crate::bucket::ObjectBody;
@@ -38,7 +38,7 @@ impl Task {
         let content = loop {
             match self.write_buffered(fence, &intent, window).await {
                 Ok(content) => break content,
-                Err(Trouble::Restart) => self.restarts(&intent),
+                Err(Trouble::Restart | Trouble::Differs) => self.restarts(&intent),
                 Err(Trouble::End(end)) => return Err(end),
             }
             tokio::time::sleep(backoff.next(None)).await;
@@ -109,7 +109,7 @@ impl Task {
                     .collect(),
             ),
         };
-        let mut writer = WindowWriter::new(self, fence, intent, sizes, false);
+        let mut writer = WindowWriter::new(self, fence, intent, sizes, Looking::Nowhere);
         let written = async {
             for (partition, chunks) in &window.partitions {
                 for chunk in chunks {

@@ -1,30 +1,32 @@
-//! An object of lines that is there already when its window is redone: it stays as it is if it
-//! holds every record that the redo finds, in order. It may hold more, which were deleted since.
+//! An object that is there already when its window is redone: it stays as it is if it holds every
+//! record that the redo finds, in order. It may hold more, which were deleted since.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Write};
 
-use flate2::write::MultiGzDecoder;
+use bytes::Bytes;
 use futures::TryStreamExt;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
+use tokio::sync::mpsc::{Sender, channel};
 
 use super::writer::{Run, Tally};
 use crate::bucket::{BucketError, ObjectReader};
+use crate::compute::Compute;
+use crate::decode::{Arriving, Columns, Found, Lines, ReadError, Rows, Seen};
 use crate::encode::ObjectSummary;
-use crate::lake::Compression;
 use crate::lake::manifest::OffsetRange;
-use crate::time::Micros;
+use crate::lake::{Compression, Format};
+
+const WALK_IN_PLACE: &str = "the walk is in place between two steps";
 
 /// Walks through an existing object in step with what is rebuilt.
 pub(super) struct Matcher {
-    reader: ObjectReader,
-    decompressor: Decompressor,
-    sha256: Sha256,
-    bytes: u64,
-    existing: Lines,
-    rebuilt: Lines,
-    tally: Tally,
-    last_partition: Option<String>,
+    compute: Compute,
+    walk: Option<Box<Walk>>,
+    /// An object of lines that is still being read.
+    arriving: Option<(ObjectReader, Sender<Bytes>)>,
 }
 
 /// Why an object does not match.
@@ -32,6 +34,8 @@ pub(super) struct Matcher {
 pub(super) enum Mismatch {
     /// The bucket failed while it was read.
     Bucket(BucketError),
+    /// There is no room for it on the disk.
+    Spool(io::Error),
     /// It lacks a record, or does not read.
     Differs(String),
 }
@@ -42,144 +46,287 @@ impl From<BucketError> for Mismatch {
     }
 }
 
-/// The fields of a line that its tally needs.
-#[derive(Deserialize)]
-struct Line<'a> {
-    #[serde(borrow)]
-    partition: std::borrow::Cow<'a, str>,
-    offset: i64,
-    ts: &'a str,
+impl From<ReadError> for Mismatch {
+    fn from(error: ReadError) -> Self {
+        Self::Differs(format!("it does not read: {error}"))
+    }
 }
 
 impl Matcher {
-    /// A matcher over an open object, compressed as `compression` says.
-    pub(super) fn new(reader: ObjectReader, compression: Compression) -> std::io::Result<Self> {
+    /// A matcher over an open object made as `format` and `compression` say. `partition`: the only
+    /// one that it may hold records of, if it is one partition's.
+    pub(super) async fn new(
+        reader: ObjectReader,
+        format: Format,
+        compression: Compression,
+        partition: Option<&str>,
+        compute: Compute,
+    ) -> Result<Self, Mismatch> {
+        let (existing, arriving) = match format {
+            Format::Jsonl => {
+                let (pieces, arrived) = channel(1);
+                let lines = Lines::new(compression, Arriving::new(arrived, false))?;
+                (Existing::Lines(Box::new(lines)), Some((reader, pieces)))
+            }
+            Format::Parquet => {
+                let (file, bytes, sha256) = spool(reader, compute).await?;
+                let rows = compute.run(move || Rows::new(file, Columns::All)).await?;
+                let rows = Box::new(rows);
+                (Existing::Rows(rows, bytes, sha256), None)
+            }
+        };
+        let walk = Walk {
+            existing,
+            rebuilt: Rebuilt::default(),
+            figures: Figures {
+                partition: partition.map(str::to_owned),
+                tally: Tally::default(),
+                last_partition: None,
+            },
+        };
         Ok(Self {
-            reader,
-            decompressor: Decompressor::new(compression)?,
-            sha256: Sha256::new(),
-            bytes: 0,
-            existing: Lines::default(),
-            rebuilt: Lines::default(),
-            tally: Tally::default(),
-            last_partition: None,
+            compute,
+            walk: Some(Box::new(walk)),
+            arriving,
         })
     }
 
     /// Takes in more of the rebuilt lines, which may end within one.
     pub(super) async fn rebuilt(&mut self, lines: &[u8]) -> Result<(), Mismatch> {
-        self.rebuilt.append(lines);
-        while let Some(wanted) = self.rebuilt.next() {
-            loop {
-                let Some(found) = self.next_existing().await? else {
-                    let record: String =
-                        String::from_utf8_lossy(&wanted).chars().take(100).collect();
-                    return Err(Mismatch::Differs(format!("it lacks the record {record}")));
-                };
-                if found == wanted {
-                    break;
-                }
-                self.keep(&found);
-            }
-        }
-        Ok(())
+        self.walk
+            .as_mut()
+            .expect(WALK_IN_PLACE)
+            .rebuilt
+            .append(lines);
+        self.walk(false).await
     }
 
     /// Reads the object to its end, and answers its figures.
     pub(super) async fn finish(mut self) -> Result<(ObjectSummary, Tally), Mismatch> {
-        while let Some(found) = self.next_existing().await? {
-            self.keep(&found);
-        }
+        self.walk(true).await?;
+        let walk = self.walk.take().expect(WALK_IN_PLACE);
+        let (bytes, sha256) = match &walk.existing {
+            Existing::Lines(lines) => (lines.input().arrived(), lines.input().sha256()),
+            Existing::Rows(_, bytes, sha256) => (*bytes, *sha256),
+        };
         let summary = ObjectSummary {
-            bytes: self.bytes,
-            records: self.tally.records,
-            sha256: self.sha256.finalize().into(),
+            bytes,
+            records: walk.figures.tally.records,
+            sha256,
             // Only an upload needs it.
             md5: [0; 16],
         };
-        Ok((summary, self.tally))
+        Ok((summary, walk.figures.tally))
     }
 
-    async fn next_existing(&mut self) -> Result<Option<Vec<u8>>, Mismatch> {
+    /// Walks on to the last rebuilt line, or to the object's end.
+    async fn walk(&mut self, to_end: bool) -> Result<(), Mismatch> {
         loop {
-            if let Some(line) = self.existing.next() {
-                self.count(&line)?;
-                return Ok(Some(line));
+            let mut walk = self.walk.take().expect(WALK_IN_PLACE);
+            let (walk, walked) = self
+                .compute
+                .run(move || {
+                    let walked = walk.on(to_end);
+                    (walk, walked)
+                })
+                .await;
+            self.walk = Some(walk);
+            match walked {
+                Ok(()) => return Ok(()),
+                Err(Stop::Differs(detail)) => return Err(Mismatch::Differs(detail)),
+                Err(Stop::Read(error)) if error.is_starved() => self.feed().await?,
+                Err(Stop::Read(error)) => return Err(error.into()),
             }
-            let Some(piece) = self.reader.stream.try_next().await? else {
-                self.decompressor
-                    .finish(&mut self.existing)
-                    .map_err(unreadable)?;
-                return match self.existing.next() {
-                    Some(line) => {
-                        self.count(&line)?;
-                        Ok(Some(line))
-                    }
-                    None if self.existing.is_empty() => Ok(None),
-                    None => Err(Mismatch::Differs("its last line has no end".to_owned())),
-                };
-            };
-            self.bytes += piece.len() as u64;
-            self.sha256.update(&piece);
-            self.decompressor
-                .write(&piece, &mut self.existing)
-                .map_err(unreadable)?;
         }
     }
 
-    /// Notes a record that the log no longer has.
-    fn keep(&mut self, line: &[u8]) {
-        // It was read when it was counted.
-        let Ok(Line {
-            partition, offset, ..
-        }) = serde_json::from_slice(line)
-        else {
-            return;
+    /// Lets the next piece arrive.
+    async fn feed(&mut self) -> Result<(), Mismatch> {
+        let Some((reader, pieces)) = &mut self.arriving else {
+            return Ok(());
         };
-        match self.tally.kept.last_mut() {
-            Some(range) if range.partition == *partition && range.to + 1 == offset => {
-                range.to = offset;
-            }
-            _ => self.tally.kept.push(OffsetRange {
-                partition: partition.into_owned(),
-                from: offset,
-                to: offset,
-            }),
+        match reader.stream.try_next().await? {
+            // Nobody but the walk takes pieces, and it has taken the last one.
+            Some(piece) => drop(pieces.send(piece).await),
+            None => self.arriving = None,
         }
-    }
-
-    fn count(&mut self, line: &[u8]) -> Result<(), Mismatch> {
-        let line: Line<'_> = serde_json::from_slice(line)
-            .map_err(|error| Mismatch::Differs(format!("a line of it does not read: {error}")))?;
-        let ts = Micros::parse(line.ts)
-            .map_err(|error| Mismatch::Differs(format!("a line of it: {error}")))?;
-        let begins = self.last_partition.as_deref() != Some(&*line.partition);
-        let offsets = (line.offset, line.offset);
-        if begins {
-            self.last_partition = Some(line.partition.into_owned());
-        }
-        self.tally.count(Run {
-            begins,
-            records: 1,
-            offsets,
-            ts: (ts, ts),
-        });
         Ok(())
     }
 }
 
-fn unreadable(error: std::io::Error) -> Mismatch {
-    Mismatch::Differs(format!("it does not decompress: {error}"))
+/// Downloads an object into a file without a name, gone when it is closed, and hashes it.
+async fn spool(
+    mut reader: ObjectReader,
+    compute: Compute,
+) -> Result<(File, u64, [u8; 32]), Mismatch> {
+    let mut file = compute
+        .run(tempfile::tempfile)
+        .await
+        .map_err(Mismatch::Spool)?;
+    let (mut bytes, mut sha256) = (0, Sha256::new());
+    while let Some(piece) = reader.stream.try_next().await? {
+        bytes += piece.len() as u64;
+        (file, sha256) = compute
+            .run(move || {
+                sha256.update(&piece);
+                file.write_all(&piece).map(|()| (file, sha256))
+            })
+            .await
+            .map_err(Mismatch::Spool)?;
+    }
+    Ok((file, bytes, sha256.finalize().into()))
 }
 
-/// Bytes cut at line ends.
+/// The object that is there.
+enum Existing {
+    Lines(Box<Lines<Arriving>>),
+    /// With its length and hash.
+    Rows(Box<Rows>, u64, [u8; 32]),
+}
+
+impl Existing {
+    fn next_record(&mut self) -> Result<Option<Found<'_>>, ReadError> {
+        match self {
+            Self::Lines(lines) => lines.next_record(),
+            Self::Rows(rows, ..) => rows.next_record(),
+        }
+    }
+}
+
+/// Why a walk stops.
+enum Stop {
+    Read(ReadError),
+    Differs(String),
+}
+
+impl From<ReadError> for Stop {
+    fn from(error: ReadError) -> Self {
+        Self::Read(error)
+    }
+}
+
+struct Walk {
+    existing: Existing,
+    rebuilt: Rebuilt,
+    figures: Figures,
+}
+
+impl Walk {
+    /// Goes on until every rebuilt line was found, or to the object's end.
+    fn on(&mut self, to_end: bool) -> Result<(), Stop> {
+        while let Some(wanted) = self.rebuilt.line() {
+            let Some(found) = self.existing.next_record()? else {
+                let record: String = String::from_utf8_lossy(wanted).chars().take(100).collect();
+                return Err(Stop::Differs(format!("it lacks the record {record}")));
+            };
+            let same = is_same(&found.line, wanted);
+            self.figures.count(found.seen, same)?;
+            if same {
+                self.rebuilt.pass();
+            }
+        }
+        while to_end && let Some(found) = self.existing.next_record()? {
+            self.figures.count(found.seen, false)?;
+        }
+        Ok(())
+    }
+}
+
+/// What is told of the object.
+struct Figures {
+    partition: Option<String>,
+    tally: Tally,
+    last_partition: Option<String>,
+}
+
+impl Figures {
+    /// Counts a record. One that was not `rebuilt` is no longer in the log.
+    fn count(&mut self, seen: Seen<'_>, rebuilt: bool) -> Result<(), Stop> {
+        let Seen {
+            partition,
+            offset,
+            ts,
+        } = seen;
+        if self
+            .partition
+            .as_deref()
+            .is_some_and(|only| only != partition)
+        {
+            let detail = format!("it holds a record of the partition {partition:?}");
+            return Err(Stop::Differs(detail));
+        }
+        let begins = self.last_partition.as_deref() != Some(partition);
+        if begins {
+            self.last_partition = Some(partition.to_owned());
+        }
+        self.tally.count(Run {
+            begins,
+            records: 1,
+            offsets: (offset, offset),
+            ts: (ts, ts),
+        });
+        if rebuilt {
+            return Ok(());
+        }
+        match self.tally.kept.last_mut() {
+            Some(range) if range.partition == partition && range.to + 1 == offset => {
+                range.to = offset;
+            }
+            _ => self.tally.kept.push(OffsetRange {
+                partition: partition.to_owned(),
+                from: offset,
+                to: offset,
+            }),
+        }
+        Ok(())
+    }
+}
+
+/// A record's line, its fields as they are spelled.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spelled<'a> {
+    #[serde(borrow)]
+    partition: &'a RawValue,
+    offset: i64,
+    #[serde(borrow)]
+    transaction_id: &'a RawValue,
+    #[serde(borrow)]
+    ts: &'a RawValue,
+    #[serde(borrow)]
+    payload: &'a RawValue,
+}
+
+/// Whether two lines are of the same record. A transaction id with half a surrogate pair, which
+/// Parquet cannot hold, need not be the same.
+fn is_same(found: &[u8], wanted: &[u8]) -> bool {
+    if found == wanted {
+        return true;
+    }
+    let (Ok(found), Ok(wanted)) = (
+        serde_json::from_slice::<Spelled<'_>>(found),
+        serde_json::from_slice::<Spelled<'_>>(wanted),
+    ) else {
+        return false;
+    };
+    let rest = |line: &Spelled<'_>| {
+        let texts = [line.partition, line.ts, line.payload].map(|text| text.get().to_owned());
+        (line.offset, texts)
+    };
+    serde_json::from_str::<String>(wanted.transaction_id.get()).is_err()
+        && rest(&found) == rest(&wanted)
+}
+
+/// Rebuilt bytes, cut at line ends.
 #[derive(Default)]
-struct Lines {
+struct Rebuilt {
     bytes: Vec<u8>,
     at: usize,
+    /// Where the line handed out last ends.
+    end: usize,
 }
 
-impl Lines {
+impl Rebuilt {
     fn append(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.at);
         self.at = 0;
@@ -187,134 +334,18 @@ impl Lines {
     }
 
     /// The next whole line, without its end.
-    fn next(&mut self) -> Option<Vec<u8>> {
-        let rest = &self.bytes[self.at..];
-        let end = memchr::memchr(b'\n', rest)?;
-        let line = rest[..end].to_vec();
-        self.at += end + 1;
-        Some(line)
+    fn line(&mut self) -> Option<&[u8]> {
+        let length = memchr::memchr(b'\n', &self.bytes[self.at..])?;
+        self.end = self.at + length;
+        Some(&self.bytes[self.at..self.end])
     }
 
-    fn is_empty(&self) -> bool {
-        self.at == self.bytes.len()
-    }
-}
-
-enum Decompressor {
-    None,
-    Gzip(Box<MultiGzDecoder<Vec<u8>>>),
-    Zstd(Box<zstd::stream::write::Decoder<'static, Vec<u8>>>),
-}
-
-impl Decompressor {
-    fn new(compression: Compression) -> std::io::Result<Self> {
-        Ok(match compression {
-            Compression::Gzip => Self::Gzip(Box::new(MultiGzDecoder::new(Vec::new()))),
-            Compression::Zstd => {
-                Self::Zstd(Box::new(zstd::stream::write::Decoder::new(Vec::new())?))
-            }
-            Compression::None | Compression::Snappy => Self::None,
-        })
-    }
-
-    fn write(&mut self, piece: &[u8], lines: &mut Lines) -> std::io::Result<()> {
-        match self {
-            Self::None => lines.append(piece),
-            Self::Gzip(decoder) => {
-                decoder.write_all(piece)?;
-                lines.append(&std::mem::take(decoder.get_mut()));
-            }
-            Self::Zstd(decoder) => {
-                decoder.write_all(piece)?;
-                decoder.flush()?;
-                lines.append(&std::mem::take(decoder.get_mut()));
-            }
-        }
-        Ok(())
-    }
-
-    /// The object is at its end: hands out what the decoder still holds.
-    fn finish(&mut self, lines: &mut Lines) -> std::io::Result<()> {
-        match self {
-            Self::None => {}
-            Self::Gzip(decoder) => {
-                decoder.try_finish()?;
-                lines.append(&std::mem::take(decoder.get_mut()));
-            }
-            Self::Zstd(decoder) => {
-                decoder.flush()?;
-                lines.append(&std::mem::take(decoder.get_mut()));
-            }
-        }
-        Ok(())
+    /// Goes on to the line after the one handed out last.
+    fn pass(&mut self) {
+        self.at = self.end + 1;
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use bytes::Bytes;
-    use futures::StreamExt;
-    use futures::stream;
-
-    use super::*;
-
-    fn line(partition: &str, offset: i64) -> String {
-        format!(
-            "{{\"partition\":\"{partition}\",\"offset\":{offset},\"transactionId\":\"t\",\
-             \"ts\":\"2026-09-04T10:00:00.00000{offset}Z\",\"payload\":{{}}}}\n"
-        )
-    }
-
-    fn matcher(content: Vec<u8>, compression: Compression, piece: usize) -> Matcher {
-        let size = content.len() as u64;
-        let pieces: Vec<_> = content.chunks(piece).map(Bytes::copy_from_slice).collect();
-        let stream = stream::iter(pieces).map(Ok).boxed();
-        Matcher::new(ObjectReader { size, stream }, compression).expect("a decoder")
-    }
-
-    #[tokio::test]
-    async fn an_object_with_more_records_than_are_found_again_stays() {
-        let all = [line("a", 1), line("a", 2), line("b", 1), line("b", 2)].concat();
-        let zstd = zstd::encode_all(all.as_bytes(), 3).expect("zstd");
-        for piece in [1, 7, 1_000] {
-            let mut matcher = matcher(zstd.clone(), Compression::Zstd, piece);
-            matcher
-                .rebuilt(line("a", 2).as_bytes())
-                .await
-                .expect("it holds it");
-            let whole = line("b", 2);
-            let (begin, rest) = whole.split_at(20);
-            matcher
-                .rebuilt(begin.as_bytes())
-                .await
-                .expect("half a line");
-            matcher.rebuilt(rest.as_bytes()).await.expect("it holds it");
-            let (summary, tally) = matcher.finish().await.expect("it reads");
-            assert_eq!(summary.bytes, zstd.len() as u64);
-            assert_eq!(summary.records, 4);
-            assert_eq!(tally.partitions, 2);
-            assert_eq!(tally.offsets, Some((1, 2)));
-            let kept = |partition: &str| OffsetRange {
-                partition: partition.into(),
-                from: 1,
-                to: 1,
-            };
-            assert_eq!(tally.kept, [kept("a"), kept("b")]);
-        }
-    }
-
-    #[tokio::test]
-    async fn an_object_that_lacks_a_record_does_not_match() {
-        let mut matcher = matcher(line("a", 1).into_bytes(), Compression::None, 10);
-        let wanted = [line("a", 1), line("a", 2)].concat();
-        let mismatch = matcher.rebuilt(wanted.as_bytes()).await;
-        assert!(matches!(mismatch, Err(Mismatch::Differs(line)) if line.contains("\"offset\":2")));
-    }
-
-    #[tokio::test]
-    async fn an_object_that_does_not_read_does_not_match() {
-        let mut matcher = matcher(b"no zstd".to_vec(), Compression::Zstd, 10);
-        let mismatch = matcher.rebuilt(line("a", 1).as_bytes()).await;
-        assert!(matches!(mismatch, Err(Mismatch::Differs(_))));
-    }
-}
+#[path = "matching_tests.rs"]
+mod tests;

@@ -2,11 +2,13 @@
 //! closes and commits windows until it is told to stop or loses the queue.
 //!
 //! [`start`] compares pointer and bucket, [`redo`] repeats an interrupted window, [`session`] is
-//! the running loop, [`commit`], [`writer`] and [`object`] write one window, [`log_stream`] reads the log in
-//! name order for what does not fit in memory, [`checkpoints`] keeps positions in the bucket.
+//! the running loop, [`commit`], [`writer`] and [`object`] write one window, [`matching`] and
+//! [`doubtful`] find what a redo must leave as it is, [`log_stream`] reads the log in name order for
+//! what does not fit in memory, [`checkpoints`] keeps positions in the bucket.
 
 mod checkpoints;
 mod commit;
+mod doubtful;
 mod log_stream;
 mod matching;
 mod object;

@@ -30,6 +30,8 @@ const ENCODER_IN_PLACE: &str = "the encoder is in place between two steps";
 pub(super) enum Trouble {
     /// The store forgot the upload: the object has to be built again.
     Restart,
+    /// An object that is there is not the one that was built: it has to be read.
+    Differs,
     /// Work on the queue ends.
     End(End),
 }
@@ -46,13 +48,25 @@ impl From<EncodeError> for End {
     }
 }
 
+/// How a writer looks for an object that is there already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Looking {
+    /// Not at all.
+    Nowhere,
+    /// One that equals what is built stays. Lines are compared as [`Looking::AtRecords`] does,
+    /// because they need not be compressed for it.
+    AtBytes,
+    /// One that holds every record built stays.
+    AtRecords,
+}
+
 /// What was found under the key before anything was built.
 enum Existing {
     /// Nothing: what is built goes up.
     Nothing,
-    /// An object of lines, walked through in step with what is rebuilt.
-    Lines(Box<Matcher>),
-    /// Another one, which must equal what is built.
+    /// An object that is read in step with what is rebuilt.
+    Records(Box<Matcher>),
+    /// One that must equal what is built.
     Whole(ObjectInfo),
 }
 
@@ -80,30 +94,26 @@ pub(super) struct ObjectWriter<'a> {
 }
 
 impl<'a> ObjectWriter<'a> {
-    /// A writer for window `k`'s object `key`. With `look_first` an object that is already there
-    /// is compared and left alone.
+    /// A writer for window `k`'s object `key`, which is `partition`'s alone in the per-partition
+    /// layout. An object that is already there is compared and left alone.
     pub(super) async fn new(
         task: &'a Task,
         fence: &'a Fence,
         key: String,
         k: u64,
+        partition: Option<&str>,
         spec: &ObjectSpec,
-        look_first: bool,
+        looking: Looking,
     ) -> Result<Self, Trouble> {
         let mut spec = spec.clone();
-        let existing = if look_first {
-            look(task, &key, &mut spec).await?
-        } else {
-            Existing::Nothing
-        };
-        Ok(Self {
+        let mut writer = Self {
             task,
             fence,
             key,
             k,
-            existing,
+            existing: Existing::Nothing,
             tally: Tally::default(),
-            encoder: Some(ObjectEncoder::new(&spec)?),
+            encoder: None,
             waiting: Vec::new(),
             waiting_bytes: 0,
             parts: Vec::new(),
@@ -111,7 +121,41 @@ impl<'a> ObjectWriter<'a> {
             uploads: FuturesUnordered::new(),
             etags: BTreeMap::new(),
             next_part: 1,
-        })
+        };
+        writer.look(partition, &mut spec, looking).await?;
+        writer.encoder = Some(ObjectEncoder::new(&spec)?);
+        Ok(writer)
+    }
+
+    /// Looks under the key. An object that is to be read is compared with lines, so `spec` then
+    /// asks for them, without compression.
+    async fn look(
+        &mut self,
+        partition: Option<&str>,
+        spec: &mut ObjectSpec,
+        looking: Looking,
+    ) -> Result<(), Trouble> {
+        if looking == Looking::Nowhere {
+            return Ok(());
+        }
+        let (task, bucket) = (self.task, &self.task.context.bucket);
+        let Some(info) = task.persist("head", || bucket.head(&self.key)).await else {
+            return Ok(());
+        };
+        if looking == Looking::AtBytes && spec.format != Format::Jsonl {
+            self.existing = Existing::Whole(info);
+            return Ok(());
+        }
+        let Some(reader) = task.persist("get", || bucket.get(&self.key)).await else {
+            return Err(Trouble::Restart);
+        };
+        let format = std::mem::replace(&mut spec.format, Format::Jsonl);
+        let compression = std::mem::replace(&mut spec.compression, Compression::None);
+        let compute = task.context.compute;
+        let matcher = Matcher::new(reader, format, compression, partition, compute).await;
+        let matcher = matcher.map_err(|mismatch| self.mismatch(mismatch))?;
+        self.existing = Existing::Records(Box::new(matcher));
+        Ok(())
     }
 
     /// The object's key.
@@ -143,7 +187,7 @@ impl<'a> ObjectWriter<'a> {
         let (tail, summary) = self.compute(move || encoder.finish()).await?;
         match std::mem::replace(&mut self.existing, Existing::Nothing) {
             Existing::Nothing => {}
-            Existing::Lines(mut matcher) => {
+            Existing::Records(mut matcher) => {
                 for lines in &tail {
                     let matched = matcher.rebuilt(lines).await;
                     matched.map_err(|mismatch| self.mismatch(mismatch))?;
@@ -193,7 +237,7 @@ impl<'a> ObjectWriter<'a> {
         match &mut self.existing {
             Existing::Nothing => {}
             Existing::Whole(_) => return Ok(()),
-            Existing::Lines(matcher) => {
+            Existing::Records(matcher) => {
                 for lines in &parts {
                     if let Err(mismatch) = matcher.rebuilt(lines).await {
                         return Err(self.mismatch(mismatch));
@@ -315,6 +359,16 @@ impl<'a> ObjectWriter<'a> {
                 warn!(queue = %self.task.queue, %error, "an object could not be read to its end");
                 Trouble::Restart
             }
+            Mismatch::Spool(error) => {
+                warn!(
+                    queue = %self.task.queue,
+                    key = %self.key,
+                    %error,
+                    "an object that has to be read could not be kept in a temporary file; TMPDIR \
+                     names where"
+                );
+                Trouble::Restart
+            }
             Mismatch::Differs(detail) => Halt::ObjectDiffers {
                 key: self.key.clone(),
                 k: self.k,
@@ -326,13 +380,8 @@ impl<'a> ObjectWriter<'a> {
 
     /// Whether the object found is the one that was built.
     async fn compare(&mut self, found: &ObjectInfo, built: &ObjectSummary) -> Result<(), Trouble> {
-        let (key, k) = (self.key.clone(), self.k);
-        let differs = |detail: String| Trouble::from(Halt::ObjectDiffers { key, k, detail });
         if found.size != built.bytes {
-            let (found, built) = (found.size, built.bytes);
-            return Err(differs(format!(
-                "it has {found} bytes where {built} were built"
-            )));
+            return Err(Trouble::Differs);
         }
         if found.etag.as_deref() == Some(hex(&built.md5).as_str()) {
             return Ok(());
@@ -340,10 +389,10 @@ impl<'a> ObjectWriter<'a> {
         let (task, key) = (self.task, &self.key);
         let digest = task.persist("get", || digest(task, key)).await;
         if digest == Some(built.sha256) {
-            debug!(key = %self.key, "the object is there already");
+            debug!(%key, "the object is there already");
             return Ok(());
         }
-        Err(differs("its SHA-256 is another one".to_owned()))
+        Err(Trouble::Differs)
     }
 }
 
@@ -357,24 +406,6 @@ async fn digest(task: &Task, key: &str) -> Result<Option<[u8; 32]>, BucketError>
         digest.update(&piece);
     }
     Ok(Some(digest.finalize().into()))
-}
-
-/// Looks under `key`. Lines that are there are compared as lines, so `spec` then asks for them
-/// without compression.
-async fn look(task: &Task, key: &str, spec: &mut ObjectSpec) -> Result<Existing, Trouble> {
-    let bucket = &task.context.bucket;
-    let Some(info) = task.persist("head", || bucket.head(key)).await else {
-        return Ok(Existing::Nothing);
-    };
-    if spec.format != Format::Jsonl {
-        return Ok(Existing::Whole(info));
-    }
-    let Some(reader) = task.persist("get", || bucket.get(key)).await else {
-        return Err(Trouble::Restart);
-    };
-    let compression = std::mem::replace(&mut spec.compression, Compression::None);
-    let matcher = Matcher::new(reader, compression).map_err(EncodeError::from)?;
-    Ok(Existing::Lines(Box::new(matcher)))
 }
 
 /// Whether `found` is the upload of parts with these ETags.

@@ -1,12 +1,13 @@
 //! Redoing a window: an intent is durable, its window is not. The window is read again at exactly
 //! the intent's bounds and written under exactly its names, whatever the configuration says now.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use tracing::{info, warn};
 
+use super::doubtful::Doubtful;
 use super::log_stream::{Changed, LogStream};
-use super::object::Trouble;
+use super::object::{Looking, Trouble};
 use super::session::Probing;
 use super::writer::{Content, Sizes, WindowWriter};
 use super::{End, Halt, Standing, Task};
@@ -44,8 +45,21 @@ impl From<Trouble> for Redo {
 struct Rebuilt<'a> {
     intent: &'a Intent,
     partitions: &'a [(Name, i64, i64)],
+    doubtful: &'a BTreeSet<Name>,
     from: Micros,
     late: &'a [OffsetRange],
+}
+
+/// What discovery tells of a window.
+struct Found {
+    /// Every partition that can hold a record of it, with a position at or shortly before its
+    /// first one, and its watermark; by name (bytes).
+    partitions: Vec<(Name, i64, i64)>,
+    /// Ranges that are known to be deleted.
+    lost: Vec<OffsetRange>,
+    /// Partitions that may have an object although no record of theirs is found, in the
+    /// per-partition layout.
+    doubtful: BTreeSet<Name>,
 }
 
 impl<'a> Rebuilt<'a> {
@@ -86,18 +100,20 @@ impl Task {
         );
         let carried = Gaps::of(&intent);
         let mut backoff = self.context.jitter.backoff();
+        let mut looking = Looking::AtBytes;
         loop {
-            let (partitions, found) = self.window_partitions(standing, &intent, &carried).await?;
+            let found = self.window_partitions(standing, &intent, &carried).await?;
             let window = Rebuilt {
                 intent: &intent,
-                partitions: &partitions,
+                partitions: &found.partitions,
+                doubtful: &found.doubtful,
                 from: Micros(standing.pointer.t_end),
                 late: &carried.late,
             };
-            match self.rebuild(fence, window).await {
+            match self.rebuild(fence, window, looking).await {
                 Ok((content, deleted)) => {
                     let gaps = Gaps {
-                        lost: all_lost([&carried.lost, &found, &deleted], &content.tally.kept),
+                        lost: all_lost([&carried.lost, &found.lost, &deleted], &content.tally.kept),
                         late: carried.late,
                     };
                     return self.conclude(fence, standing, &intent, content, gaps).await;
@@ -112,6 +128,11 @@ impl Task {
                     warn!(%queue, k = intent.k, "the log changed while it was read; once more");
                 }
                 Err(Redo::Trouble(Trouble::End(end))) => return Err(end),
+                Err(Redo::Trouble(Trouble::Differs)) => {
+                    info!(%queue, k = intent.k, "an object is there with other bytes; reading it");
+                    looking = Looking::AtRecords;
+                    continue;
+                }
                 Err(Redo::Trouble(Trouble::Restart)) => self.restarts(&intent),
             }
             tokio::time::sleep(backoff.next(None)).await;
@@ -145,19 +166,22 @@ impl Task {
         Ok(Some(manifest))
     }
 
-    /// Every partition that can hold a record of the window, with a position at or shortly before
-    /// its first one, and the ranges that are known to be deleted.
+    /// Looks for the partitions of the window.
     async fn window_partitions(
         &self,
         standing: &Standing,
         intent: &Intent,
         carried: &Gaps,
-    ) -> Result<(Vec<(Name, i64, i64)>, Vec<OffsetRange>), End> {
+    ) -> Result<Found, End> {
         let mut engine = self.engine(standing).await;
+        let mut doubtful =
+            (intent.layout == Layout::PerPartition).then(|| Doubtful::new(engine.checkpoint()));
         let mut backoff = self.context.jitter.backoff();
         loop {
-            // A pass that asks for what moved lately does not name where records came late.
-            self.whole_pass(&mut engine, !carried.late.is_empty())
+            // A pass that asks for what moved lately does not name where records came late, and
+            // tells nothing of what is gone.
+            let full = doubtful.is_some() || !carried.late.is_empty();
+            self.whole_pass(&mut engine, full, doubtful.as_mut())
                 .await?;
             if engine
                 .safe_time()
@@ -172,22 +196,37 @@ impl Task {
         while engine.wants_probes() {
             self.probe(&mut engine, &mut probing).await?;
         }
-        Ok((engine.positions(), engine.take_lost()))
+        Ok(Found {
+            partitions: engine.positions(),
+            lost: engine.take_lost(),
+            doubtful: doubtful
+                .map(|doubtful| doubtful.partitions())
+                .unwrap_or_default(),
+        })
     }
 
     async fn rebuild(
         &self,
         fence: &Fence,
         window: Rebuilt<'_>,
+        looking: Looking,
     ) -> Result<(Content, Vec<OffsetRange>), Redo> {
         // Once to learn the lengths that the objects' headers tell, once to write them.
         let sizes = self.measure(window).await?;
-        let mut writer = WindowWriter::new(self, fence, window.intent, sizes, true);
+        let mut writer = WindowWriter::new(self, fence, window.intent, sizes, looking);
         let mut stream = window.stream(self);
         let written = async {
             while let Some((partition, chunk)) = writer.alongside(stream.next()).await? {
                 writer.push(&partition, chunk).await?;
             }
+            let mut doubtful = window.doubtful.clone();
+            doubtful.extend(
+                stream
+                    .lost
+                    .iter()
+                    .map(|range| range.partition.as_str().into()),
+            );
+            writer.adopt_emptied(&doubtful).await?;
             Ok::<_, Redo>(writer.finish().await?)
         }
         .await;

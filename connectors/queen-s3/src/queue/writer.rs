@@ -1,15 +1,15 @@
 //! Writing a window's objects from its records: which object a record goes into, and the figures
 //! that the manifest tells of them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::future::Future;
 
 use futures::future::BoxFuture;
-use futures::stream::{FuturesOrdered, StreamExt};
-use futures::{FutureExt, pin_mut, select_biased};
+use futures::stream::{self, FuturesOrdered, StreamExt};
+use futures::{FutureExt, TryStreamExt, pin_mut, select_biased};
 
-use super::Task;
-use super::object::{ObjectWriter, Trouble};
+use super::object::{Looking, ObjectWriter, Trouble};
+use super::{Halt, Task};
 use crate::broker::Name;
 use crate::encode::ObjectSpec;
 use crate::lake::documents::Intent;
@@ -90,7 +90,7 @@ pub(super) struct WindowWriter<'a> {
     intent: &'a Intent,
     shape: Shape,
     sizes: Sizes,
-    look_first: bool,
+    looking: Looking,
     object: Option<ObjectWriter<'a>>,
     /// The partition pushed last.
     partition: Option<Name>,
@@ -109,7 +109,7 @@ impl<'a> WindowWriter<'a> {
         fence: &'a Fence,
         intent: &'a Intent,
         sizes: Sizes,
-        look_first: bool,
+        looking: Looking,
     ) -> Self {
         let shape = intent.shape(task.settings().shape.align);
         Self {
@@ -118,7 +118,7 @@ impl<'a> WindowWriter<'a> {
             intent,
             shape,
             sizes,
-            look_first,
+            looking,
             object: None,
             partition: None,
             ending: FuturesOrdered::new(),
@@ -155,14 +155,49 @@ impl<'a> WindowWriter<'a> {
 
     /// Ends the window's last object.
     pub(super) async fn finish(&mut self) -> Result<Content, Trouble> {
-        if self.look_first && self.partition.is_none() && self.shape.layout == Layout::Merged {
-            // Every record may have been deleted since an object with them went up.
-            let object = self.begin_object(&Name::from("")).await?;
-            self.object = object.was_there().then_some(object);
-        }
         self.end_object().await?;
         self.collect(0).await?;
         Ok(std::mem::take(&mut self.content))
+    }
+
+    /// After the last record: takes in what is there of the window although none of its records
+    /// was found, because all were deleted since it went up. `doubtful`: partitions of which that
+    /// may be so.
+    pub(super) async fn adopt_emptied(&mut self, doubtful: &BTreeSet<Name>) -> Result<(), Trouble> {
+        if self.shape.layout == Layout::Merged {
+            if self.partition.is_none() {
+                let object = self.begin_object(&Name::from("")).await?;
+                self.object = object.was_there().then_some(object);
+            }
+            return Ok(());
+        }
+        self.end_object().await?;
+        self.collect(0).await?;
+        let mut keys: BTreeSet<String> = doubtful.iter().map(|name| self.key(Some(name))).collect();
+        // HEAD is what tells, wherever a name is known; a listing finds partitions that neither
+        // the checkpoint nor the pass names.
+        keys.extend(listed(self.task, self.intent, self.shape).await);
+        for object in &self.content.objects {
+            keys.remove(&object.key);
+        }
+        let (task, fence, intent, shape) = (self.task, self.fence, self.intent, self.shape);
+        let found: Vec<Option<(ManifestObject, Tally)>> = stream::iter(keys)
+            .map(|key| emptied(task, fence, intent, shape, key))
+            .buffered(OBJECTS_IN_FLIGHT)
+            .try_collect()
+            .await?;
+        for (entry, tally) in found.into_iter().flatten() {
+            self.content.tally.add(&tally);
+            self.content.objects.push(entry);
+        }
+        let objects = &mut self.content.objects;
+        objects.sort_by(|one, other| one.partition.cmp(&other.partition));
+        Ok(())
+    }
+
+    fn key(&self, partition: Option<&str>) -> String {
+        let bounds = self.intent.bounds();
+        self.task.keys.data(bounds, self.shape, partition)
     }
 
     async fn begin_object(&mut self, partition: &Name) -> Result<ObjectWriter<'a>, Trouble> {
@@ -173,20 +208,15 @@ impl<'a> WindowWriter<'a> {
                 Some(&**partition),
             ),
         };
-        let spec = ObjectSpec {
-            format: self.shape.format,
-            compression: self.shape.compression,
-            queue: self.task.queue.to_string(),
-            record_bytes,
-        };
-        let key = self.task.keys.data(self.intent.bounds(), self.shape, named);
+        let spec = spec(self.task, self.shape, record_bytes);
         ObjectWriter::new(
             self.task,
             self.fence,
-            key,
+            self.key(named),
             self.intent.k,
+            named,
             &spec,
-            self.look_first,
+            self.looking,
         )
         .await
     }
@@ -236,6 +266,75 @@ impl<'a> WindowWriter<'a> {
     pub(super) async fn settle(&mut self) {
         while self.ending.next().await.is_some() {}
     }
+}
+
+fn spec(task: &Task, shape: Shape, record_bytes: u64) -> ObjectSpec {
+    ObjectSpec {
+        format: shape.format,
+        compression: shape.compression,
+        queue: task.queue.to_string(),
+        record_bytes,
+    }
+}
+
+/// The objects of an intent's window that the bucket lists, in the per-partition layout.
+async fn listed(task: &Task, intent: &Intent, shape: Shape) -> Vec<String> {
+    let any = task.keys.data(intent.bounds(), shape, Some(""));
+    let extension = format!(".{}", shape.extension());
+    let prefix = any.strip_suffix(&extension).unwrap_or(&any);
+    let (mut keys, mut after) = (Vec::new(), None);
+    loop {
+        let list = || task.context.bucket.list(prefix, after.as_deref());
+        let page = task.persist("list", list).await;
+        keys.extend(
+            page.keys
+                .into_iter()
+                .filter(|key| key.ends_with(&extension)),
+        );
+        after = page.next;
+        if after.is_none() {
+            return keys;
+        }
+    }
+}
+
+/// The object under `key`, if it is there, none of whose records was found.
+async fn emptied(
+    task: &Task,
+    fence: &Fence,
+    intent: &Intent,
+    shape: Shape,
+    key: String,
+) -> Result<Option<(ManifestObject, Tally)>, Trouble> {
+    let spec = spec(task, shape, 0);
+    let looking = Looking::AtRecords;
+    let object = ObjectWriter::new(task, fence, key, intent.k, None, &spec, looking).await?;
+    if !object.was_there() {
+        return Ok(None);
+    }
+    let (mut entry, tally) = end(object, None).await?;
+    let (Some(range), Some((first, last)), 1) =
+        (tally.kept.first(), tally.offsets, tally.partitions)
+    else {
+        return Err(differs(entry.key, intent.k, "it is not of one partition"));
+    };
+    if task
+        .keys
+        .data(intent.bounds(), shape, Some(&range.partition))
+        != entry.key
+    {
+        let detail = format!("it is of the partition {:?}", range.partition);
+        return Err(differs(entry.key, intent.k, &detail));
+    }
+    entry.partition = Some(range.partition.clone());
+    entry.first_offset = Some(first);
+    entry.last_offset = Some(last);
+    Ok(Some((entry, tally)))
+}
+
+fn differs(key: String, k: u64, detail: &str) -> Trouble {
+    let detail = detail.to_owned();
+    Halt::ObjectDiffers { key, k, detail }.into()
 }
 
 /// Brings an object to its end, and describes it.

@@ -1,8 +1,8 @@
 //! Proves a lake from the bucket alone: `queen-s3 verify`.
 //!
 //! Manifests and objects are read a few at a time and judged in the order of the windows.
-//! [`window`] judges manifests, [`object`] downloads one object while [`records`] and [`scan`]
-//! read it, [`ledger`] follows every partition's offsets from window to window, and [`listing`]
+//! [`window`] judges manifests, [`object`] downloads one object and [`scan`] judges its
+//! records, [`ledger`] follows every partition's offsets from window to window, and [`listing`]
 //! finds what no manifest names. Memory holds one small entry per partition, 16 bytes per object,
 //! and the objects being read.
 
@@ -11,7 +11,6 @@ mod ledger;
 mod listing;
 mod object;
 mod progress;
-mod records;
 mod report;
 mod scan;
 mod store;

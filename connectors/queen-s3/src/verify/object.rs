@@ -7,15 +7,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use futures::TryStreamExt;
-use sha2::{Digest, Sha256};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::finding::{Finding, Findings, Kind};
-use super::records::{ReadError, read_lines, read_parquet};
 use super::scan::{Runs, Scan, Scanned};
 use super::store::Store;
 use crate::bucket::{BucketError, ObjectReader};
 use crate::compute::Compute;
+use crate::decode::{Arriving, Columns, Lines, ReadError, Rows};
 use crate::lake::Format;
 use crate::lake::manifest::{Manifest, ManifestObject, hex};
 use crate::limits::VERIFY_PIECES;
@@ -191,19 +190,14 @@ async fn feed(
 
 fn scan(manifest: &Manifest, at: usize, arriving: Receiver<Bytes>) -> Content {
     let object = &manifest.objects[at];
-    let mut input = Arriving {
-        pieces: arriving,
-        piece: Bytes::new(),
-        bytes: 0,
-        sha256: Sha256::new(),
-    };
+    let mut input = Arriving::new(arriving, true);
     let mut scan = Scan::new(manifest, object);
     let ended = match manifest.format {
-        Format::Jsonl => read_lines(manifest.compression, &mut input, |seen| scan.see(seen)),
+        Format::Jsonl => scan_lines(manifest, &mut input, &mut scan),
         Format::Parquet => spool(&mut input).map_err(Into::into).and_then(|file| {
             // Other bytes than were written are not worth reading.
-            match is_as_written(object, input.bytes, &input.sha256()) {
-                true => read_parquet(file, |seen| scan.see(seen)),
+            match is_as_written(object, input.arrived(), &input.sha256()) {
+                true => scan_rows(file, &mut scan),
                 false => Ok(()),
             }
         }),
@@ -211,11 +205,31 @@ fn scan(manifest: &Manifest, at: usize, arriving: Receiver<Bytes>) -> Content {
     // The hash is of everything, whatever the records are.
     let drained = io::copy(&mut input, &mut io::sink());
     Content {
-        bytes: input.bytes,
+        bytes: input.arrived(),
         sha256: input.sha256(),
         scanned: scan.finish(),
         error: ended.and(drained.map(drop).map_err(Into::into)).err(),
     }
+}
+
+fn scan_lines(
+    manifest: &Manifest,
+    input: &mut Arriving,
+    scan: &mut Scan<'_>,
+) -> Result<(), ReadError> {
+    let mut lines = Lines::new(manifest.compression, input)?;
+    while let Some(found) = lines.next_record()? {
+        scan.see(found.seen);
+    }
+    Ok(())
+}
+
+fn scan_rows(file: File, scan: &mut Scan<'_>) -> Result<(), ReadError> {
+    let mut rows = Rows::new(file, Columns::Identity)?;
+    while let Some(found) = rows.next_record()? {
+        scan.see(found.seen);
+    }
+    Ok(())
 }
 
 /// Writes what arrives into a file without a name, gone when it is closed.
@@ -227,35 +241,4 @@ fn spool(input: &mut impl Read) -> io::Result<File> {
 
 fn is_as_written(object: &ManifestObject, bytes: u64, sha256: &[u8; 32]) -> bool {
     bytes == object.bytes && hex(sha256).eq_ignore_ascii_case(&object.sha256)
-}
-
-/// An object's bytes as they arrive, hashed on the way.
-struct Arriving {
-    pieces: Receiver<Bytes>,
-    piece: Bytes,
-    bytes: u64,
-    sha256: Sha256,
-}
-
-impl Arriving {
-    /// The hash of what has arrived.
-    fn sha256(&self) -> [u8; 32] {
-        self.sha256.clone().finalize().into()
-    }
-}
-
-impl Read for Arriving {
-    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        while self.piece.is_empty() {
-            let Some(piece) = self.pieces.blocking_recv() else {
-                return Ok(0);
-            };
-            self.sha256.update(&piece);
-            self.bytes += piece.len() as u64;
-            self.piece = piece;
-        }
-        let length = room.len().min(self.piece.len());
-        room[..length].copy_from_slice(&self.piece.split_to(length));
-        Ok(length)
-    }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::finding::{Finding, Findings, Kind};
-use super::records::Seen;
+use crate::decode::Seen;
 use crate::lake::manifest::{Manifest, ManifestObject};
 use crate::limits::VERIFY_OBJECT_FINDINGS;
 use crate::time::Micros;

@@ -11,6 +11,7 @@ use super::{Event, Session};
 use crate::broker::{BrokerError, Changed, ChangedRequest, EntryError};
 use crate::limits::{CHANGED_PAGE, FULL_PASS_EVERY};
 use crate::observe::sampled::Sampled;
+use crate::queue::doubtful::Doubtful;
 use crate::queue::{End, Task};
 use crate::time::Micros;
 use crate::window::Engine;
@@ -29,16 +30,21 @@ impl Task {
         Ok(answer)
     }
 
-    /// A whole pass, one page after the other, tried until it is complete.
+    /// A whole pass, one page after the other, tried until it is complete. `doubtful` takes note of
+    /// what a full one lists.
     pub(in crate::queue) async fn whole_pass(
         &self,
         engine: &mut Engine,
         full: bool,
+        mut doubtful: Option<&mut Doubtful>,
     ) -> Result<(), End> {
         let mut backoff = self.context.jitter.backoff();
         let mut sampled = Sampled::default();
         'pass: loop {
             let since = engine.begin_pass(full).since;
+            if let Some(doubtful) = &mut doubtful {
+                doubtful.begin_pass();
+            }
             let mut after = None;
             loop {
                 engine.page_asked();
@@ -60,6 +66,12 @@ impl Task {
                         continue 'pass;
                     }
                     None => engine.page(answer.safe_time, &answer.partitions),
+                }
+                if let Some(doubtful) = &mut doubtful {
+                    answer
+                        .partitions
+                        .iter()
+                        .for_each(|one| doubtful.listed(one));
                 }
                 after = answer.next;
                 if after.is_none() {

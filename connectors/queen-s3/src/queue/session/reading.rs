@@ -84,7 +84,7 @@ impl Task {
         if probes.is_empty() {
             // What is left contradicts the last pass.
             tokio::time::sleep(probing.backoff.next(None)).await;
-            return self.whole_pass(engine, true).await;
+            return self.whole_pass(engine, true, None).await;
         }
         let request = self.fetch_request(&probes, PROBE_BYTES);
         let mut progress = false;

@@ -200,10 +200,14 @@ impl Configuration {
     pub fn draw(dice: &mut Dice) -> Self {
         let longest = dice.pick(&[2_000, 10_000, 30_000]);
         let max_window = dice.millis(500, longest);
+        let format = dice.pick(&[Format::Jsonl, Format::Jsonl, Format::Parquet]);
         Self {
-            format: Format::Jsonl,
-            compression: dice.pick(&[Compression::Zstd, Compression::Gzip, Compression::None]),
-            layout: Layout::Merged,
+            format,
+            compression: dice.pick(match format {
+                Format::Jsonl => &[Compression::Zstd, Compression::Gzip, Compression::None],
+                Format::Parquet => &[Compression::Zstd, Compression::Snappy],
+            }),
+            layout: dice.pick(&[Layout::Merged, Layout::Merged, Layout::PerPartition]),
             align: dice.pick(Align::ALL),
             target: u64::try_from(dice.pick(&[2_000, 20_000, 1 << 20])).unwrap_or(1),
             max_window,

@@ -2,7 +2,10 @@
 
 use std::io::Read as _;
 
+use bytes::Bytes;
 use flate2::read::GzDecoder;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::{Row, RowAccessor};
 use queen_s3::broker::Name;
 use queen_s3::lake::{Compression, Format, Shape};
 use queen_s3::time::Micros;
@@ -35,11 +38,8 @@ struct Fields<'a> {
 
 /// The records of an object, in its order.
 pub fn lines(content: &[u8], shape: Shape) -> Result<Vec<Line>, String> {
-    if shape.format != Format::Jsonl {
-        return Err(format!(
-            "objects of format {} are not read by the checker",
-            shape.format
-        ));
+    if shape.format == Format::Parquet {
+        return rows(content).map_err(|source| source.to_string());
     }
     let text = match shape.compression {
         Compression::Zstd => zstd::decode_all(content).map_err(|source| source.to_string())?,
@@ -59,6 +59,23 @@ pub fn lines(content: &[u8], shape: Shape) -> Result<Vec<Line>, String> {
     text.lines().map(line).collect()
 }
 
+/// The records of a Parquet object, each as the line that it would be.
+fn rows(content: &[u8]) -> parquet::errors::Result<Vec<Line>> {
+    let file = SerializedFileReader::new(Bytes::copy_from_slice(content))?;
+    let line = |row: parquet::errors::Result<Row>| {
+        let row = row?;
+        let key = (
+            row.get_timestamp_micros(3)?,
+            Name::from(row.get_string(0)?.as_str()),
+            row.get_long(1)?,
+        );
+        let payload = row.get_string(4).map_or("null", String::as_str);
+        let text = spelled(&key, row.get_string(2)?, payload);
+        Ok(Line { key, text })
+    };
+    file.get_row_iter(None)?.map(line).collect()
+}
+
 fn line(text: &str) -> Result<Line, String> {
     let fields: Fields<'_> =
         serde_json::from_str(text).map_err(|source| format!("{source} in {text}"))?;
@@ -71,12 +88,16 @@ fn line(text: &str) -> Result<Line, String> {
 
 /// The bytes that a record must have.
 pub fn expected_line(key: &RecordKey, truth: &Truth) -> String {
+    spelled(key, &truth.transaction_id, &truth.payload)
+}
+
+fn spelled(key: &RecordKey, transaction_id: &str, payload: &str) -> String {
     let (ts, partition, offset) = key;
     format!(
         "{{\"partition\":{},\"offset\":{offset},\"transactionId\":{},\"ts\":\"{}\",\"payload\":{}}}",
         Value::from(&**partition),
-        Value::from(&*truth.transaction_id),
+        Value::from(transaction_id),
         Micros(*ts),
-        truth.payload.replace(['\r', '\n'], " ")
+        payload.replace(['\r', '\n'], " ")
     )
 }
