@@ -12,7 +12,7 @@ use thiserror::Error;
 use tokio::sync::{Mutex, Notify};
 use tracing::{debug, warn};
 
-use super::{Owner, present, to_value, version};
+use super::{Documents, Owner, present, to_value, version};
 use crate::broker::{BrokerError, BrokerErrorKind, KvAnswer};
 use crate::lake::documents::{CommitPointer, Intent, LeaseDocument};
 use crate::limits::{KV_NAMESPACE, LEASE_CALL_LEAST, RETRY_MAX};
@@ -46,6 +46,10 @@ struct State {
     committed: i64,
     /// Sending time of the first lease write whose outcome is unknown.
     unresolved: Option<Duration>,
+    /// Greatest window of an intent that may have been written.
+    intended: Option<u64>,
+    /// Window of the commit pointer.
+    pointed: Option<u64>,
 }
 
 /// A document that a fenced batch writes.
@@ -62,12 +66,32 @@ impl State {
             Document::Committed => &mut self.committed,
         }
     }
+
+    /// Whether no intent waits for its window.
+    fn is_settled(&self) -> bool {
+        self.intended <= self.pointed
+    }
+
+    /// Notes that `document` is written, with version `version`.
+    fn written(&mut self, document: Document, version: i64, value: &Value) {
+        *self.version_of(document) = version;
+        if document == Document::Committed {
+            self.pointed = window_of(value);
+        }
+    }
+}
+
+/// The window that a document names.
+fn window_of(document: &Value) -> Option<u64> {
+    document.get("k").and_then(Value::as_u64)
 }
 
 /// What the store shows after a batch that was not plainly carried out.
 enum Standing {
     Happened,
     Retry,
+    /// The lease was not there; the documents have to be read once more.
+    Again,
     Lost(Lost),
 }
 
@@ -77,17 +101,18 @@ impl Fence {
         lease: Value,
         version: i64,
         sent: Duration,
-        intent: i64,
-        committed: i64,
+        documents: &Documents,
     ) -> Self {
         Self {
             owner,
             lease,
             state: Mutex::new(State {
                 lease: version,
-                intent,
-                committed,
+                intent: documents.intent_version,
+                committed: documents.committed_version,
                 unresolved: None,
+                intended: documents.intent.as_ref().map(|intent| intent.k),
+                pointed: documents.committed.as_ref().map(|pointer| pointer.k),
             }),
             confirmed: StdMutex::new(sent),
             refreshed: Notify::new(),
@@ -187,6 +212,10 @@ impl Fence {
     /// the version read.
     async fn write(&self, document: Option<(Document, Value)>) -> Result<(), Lost> {
         let mut state = self.state.lock().await;
+        let intended = match &document {
+            Some((Document::Intent, value)) => window_of(value),
+            _ => None,
+        };
         let mut backoff = self.owner.jitter.backoff();
         loop {
             let sent = self.owner.clock.boottime();
@@ -194,6 +223,7 @@ impl Fence {
             let mut rolled_back = false;
             match self.call(&operations).await {
                 Ok(KvAnswer::Done(results)) => {
+                    state.intended = state.intended.max(intended);
                     let versions: Vec<i64> = results
                         .iter()
                         .filter(|result| result.applied != Some(false))
@@ -201,8 +231,8 @@ impl Fence {
                         .collect();
                     if versions.len() == operations.len() {
                         state.lease = versions[0];
-                        if let Some((document, _)) = &document {
-                            *state.version_of(*document) = versions[1];
+                        if let Some((document, value)) = &document {
+                            state.written(*document, versions[1], value);
                         }
                         state.unresolved = None;
                         self.confirm(sent);
@@ -214,18 +244,25 @@ impl Fence {
                 Err(error) => {
                     if error.outcome_unknown() {
                         state.unresolved.get_or_insert(sent);
+                        state.intended = state.intended.max(intended);
                     }
                     self.report(&error);
                     tokio::time::sleep(self.pause(&mut backoff, error.retry_after())).await;
                 }
             }
-            match self.standing(&mut state, document.as_ref()).await {
+            let standing = loop {
+                match self.standing(&mut state, document.as_ref()).await {
+                    Standing::Again => tokio::time::sleep(self.pause(&mut backoff, None)).await,
+                    standing => break standing,
+                }
+            };
+            match standing {
                 Standing::Happened => return Ok(()),
                 // A write whose answer was lost landed in between; its version is known now.
                 Standing::Retry if rolled_back => {
                     tokio::time::sleep(self.pause(&mut backoff, None)).await;
                 }
-                Standing::Retry => {}
+                Standing::Retry | Standing::Again => {}
                 Standing::Lost(lost) => {
                     if lost != Lost::Expired {
                         self.owner.status.preconditions_lost.fetch_add(1, Relaxed);
@@ -288,7 +325,7 @@ impl Fence {
         };
         let [intent, committed, lease] = [&results[0], &results[1], &results[2]];
         let Some(held) = present(lease) else {
-            return Standing::Lost(Lost::Expired);
+            return self.renew(state).await;
         };
         let held: Option<LeaseDocument> = serde_json::from_value(held.clone()).ok();
         match held {
@@ -304,24 +341,65 @@ impl Fence {
                 self.confirm(sent);
             }
         }
-        let Some((document, value)) = wanted else {
-            return Standing::Retry;
-        };
-        let found = if *document == Document::Intent {
-            intent
-        } else {
-            committed
-        };
-        let expected = state.version_of(*document);
-        if version(found) == *expected {
-            return Standing::Retry;
+        // The lease may have been absent meanwhile: then another owner may have come and gone.
+        for (document, found) in [(Document::Intent, intent), (Document::Committed, committed)] {
+            if version(found) == *state.version_of(document) {
+                continue;
+            }
+            match wanted {
+                Some((wanted, value)) if *wanted == document && present(found) == Some(value) => {
+                    state.written(document, version(found), value);
+                    state.unresolved = None;
+                    return Standing::Happened;
+                }
+                _ => {
+                    let writer = format!("a writer of {}", self.key(document));
+                    return Standing::Lost(Lost::To(writer));
+                }
+            }
         }
-        if present(found) == Some(value) {
-            *expected = version(found);
-            state.unresolved = None;
-            return Standing::Happened;
+        Standing::Retry
+    }
+
+    /// The lease row is not there: it expired, or was deleted by hand. Creates it again where
+    /// nobody can have done anything meanwhile that the documents do not show.
+    async fn renew(&self, state: &mut State) -> Standing {
+        if !state.is_settled() {
+            // Whoever held the lease meanwhile may still be putting the intent's objects.
+            return Standing::Lost(Lost::Expired);
         }
-        Standing::Lost(Lost::To(format!("a writer of {}", self.key(*document))))
+        let sent = self.owner.clock.boottime();
+        let lease = KvOperation::put(
+            KV_NAMESPACE,
+            self.owner.keys.lease(),
+            self.lease.clone(),
+            self.owner.lease_expiry(),
+        )
+        .expect("the stored TTL is at least a second")
+        .expect(0)
+        .required();
+        match self.call(&[lease]).await {
+            Ok(KvAnswer::Done(results)) => {
+                if let [lease] = results.as_slice()
+                    && let (Some(true), Some(version)) = (lease.applied, lease.version)
+                {
+                    warn!("the lease was gone (expired, or deleted by hand) and is held again");
+                    state.lease = version;
+                    state.unresolved = None;
+                    self.confirm(sent);
+                } else {
+                    state.unresolved.get_or_insert(sent);
+                }
+            }
+            Ok(KvAnswer::RolledBack(_)) => {}
+            Err(error) => {
+                if error.outcome_unknown() {
+                    state.unresolved.get_or_insert(sent);
+                }
+                self.report(&error);
+            }
+        }
+        Standing::Again
     }
 
     /// One key/value call. It may not take so long that the lease ends meanwhile, because another

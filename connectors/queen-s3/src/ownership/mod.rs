@@ -25,6 +25,9 @@ use crate::retry::Jitter;
 
 pub use fence::{Fence, Lost};
 
+#[cfg(test)]
+mod tests;
+
 /// Who this process is, to the other instances.
 #[derive(Clone, Debug)]
 pub struct Identity {
@@ -189,14 +192,7 @@ impl Owner {
         documents: Documents,
         taken_over: bool,
     ) -> Claim {
-        let fence = Fence::new(
-            self.clone(),
-            lease,
-            version,
-            sent,
-            documents.intent_version,
-            documents.committed_version,
-        );
+        let fence = Fence::new(self.clone(), lease, version, sent, &documents);
         Claim::Owned(Box::new(Owned {
             fence,
             documents,

@@ -35,6 +35,8 @@ pub struct Scenario {
     pub retention: Option<Duration>,
     /// Whether partitions are deleted, and made again under their name.
     pub partition_deletes: bool,
+    /// Whether leases are deleted by hand.
+    pub lease_deletes: bool,
     /// Whether the broker's clock steps back.
     pub clock_steps_back: bool,
     /// How far `lastWriteAt` may stay behind a segment's `ts`, µs.
@@ -155,6 +157,8 @@ impl Scenario {
             ids,
             retention,
             partition_deletes,
+            // A lease that is deleted while its owner puts an object lets two write the same one.
+            lease_deletes: !deletes && dice.chance(0.3),
             clock_steps_back: dice.chance(0.2),
             write_at_lag: dice.between(1_000_000, 1_900_000),
             page: if dice.chance(0.5) {

@@ -26,6 +26,11 @@ impl Store {
         self.live(ns, key, now).map(|row| &row.value)
     }
 
+    /// Deletes the rows whose key ends with `suffix`, as an operator might.
+    pub fn delete(&mut self, suffix: &str) {
+        self.rows.retain(|(_, key), _| !key.ends_with(suffix));
+    }
+
     /// Carries out one batch at `now` (µs), all or nothing where a precondition is required.
     /// A request that the API refuses is the error's text.
     pub fn batch(&mut self, operations: &[KvOperation], now: i64) -> Result<KvAnswer, String> {

@@ -139,7 +139,7 @@ pub async fn delete(world: Arc<World>) {
     }
 }
 
-/// Hides sessions now and then, and steps the broker's clock back.
+/// Hides sessions now and then, deletes leases, and steps the broker's clock back.
 pub async fn disturb(world: Arc<World>) {
     loop {
         let pause = world.with(|state| state.dice.millis(1_000, 60_000));
@@ -152,6 +152,9 @@ pub async fn disturb(world: Arc<World>) {
             }
             if scenario.masked > 0.0 {
                 state.log.hidden_session = state.dice.chance(0.3);
+            }
+            if scenario.lease_deletes && state.dice.chance(0.5) {
+                state.store.delete(":lease");
             }
             if scenario.clock_steps_back && state.dice.chance(0.3) {
                 state.clock_step -= state.dice.between(0, 20_000_000);
