@@ -14,9 +14,12 @@ use crate::broker::{
 use crate::clock::SystemClock;
 use crate::lake::{Align, Compression, Format, Layout};
 
+/// Values and their versions by key, and the version given out last.
+type Rows = (BTreeMap<String, (Value, i64)>, i64);
+
 /// A key/value store without expiry.
 #[derive(Default)]
-struct Store(Mutex<(BTreeMap<String, (Value, i64)>, i64)>);
+struct Store(Mutex<Rows>);
 
 impl Store {
     fn put(&self, key: String, value: Value) {
