@@ -17,8 +17,9 @@ use tokio::time::{Instant, sleep_until};
 use super::{End, Standing, Task, stopping};
 use crate::broker::{BrokerError, Changed, FetchAnswer};
 use crate::gaps::Gaps;
+use crate::lake::Layout;
 use crate::lake::documents::Intent;
-use crate::limits::{FETCH_CALL_LEAST_BYTES, FETCH_ENTRY_LEAST_BYTES};
+use crate::limits::{FETCH_CALL_LEAST_BYTES, FETCH_ENTRY_LEAST_BYTES, WINDOW_PARTITIONS};
 use crate::observe::sampled::Sampled;
 use crate::ownership::Fence;
 use crate::retry::Backoff;
@@ -98,6 +99,10 @@ impl Task {
         Policy {
             align: settings.shape.align,
             target_bytes: settings.target_bytes,
+            max_partitions: match settings.shape.layout {
+                Layout::Merged => usize::MAX,
+                Layout::PerPartition => WINDOW_PARTITIONS,
+            },
             max_window_us: micros(settings.max_window),
             guard_us: micros(settings.safe_guard),
         }

@@ -152,3 +152,45 @@ fn a_stop_finishes_a_window_only_when_it_is_worth_it() {
     pass(&mut engine, 1_020, &[]);
     assert!(engine.close(Press::Drain).is_some(), "open for ten seconds");
 }
+
+/// An engine that allows two partitions a window and has read these, one record each.
+fn crowded(records: &[(&str, i64)]) -> Engine {
+    let policy = Policy {
+        max_partitions: 2,
+        ..policy()
+    };
+    let mut engine = Engine::new(policy, at(1_000));
+    let all: Vec<_> = records
+        .iter()
+        .map(|(name, _)| listed(name, 0, 0, None))
+        .collect();
+    pass(&mut engine, 1_010, &all);
+    for (name, seconds) in records {
+        read(&mut engine, name, &[(0, *seconds)], 1);
+    }
+    pass(&mut engine, 1_020, &[]);
+    engine
+}
+
+fn names(window: &ClosedWindow) -> Vec<&str> {
+    let names = window.partitions.iter().map(|(name, _)| &**name);
+    names.collect()
+}
+
+#[test]
+fn a_window_closes_before_it_has_more_partitions_than_are_allowed() {
+    let mut engine = crowded(&[("a", 1_001), ("b", 1_003), ("c", 1_002), ("d", 1_004)]);
+    let first = window(&mut engine);
+    assert_eq!((names(&first), first.t_end), (vec!["a", "c"], at(1_003)));
+    assert!(engine.close(Press::None).is_none(), "two are left");
+    pass(&mut engine, 1_020 + AGE, &[]);
+    assert_eq!(names(&window(&mut engine)), ["b", "d"]);
+}
+
+#[test]
+fn an_instant_of_more_partitions_than_are_allowed_is_not_split() {
+    let mut engine = crowded(&[("a", 1_001), ("b", 1_001), ("c", 1_001), ("d", 1_002)]);
+    let first = window(&mut engine);
+    assert_eq!(names(&first), ["a", "b", "c"]);
+    assert_eq!(first.t_end, at(1_001).on(1));
+}
