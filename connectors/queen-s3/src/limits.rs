@@ -77,14 +77,8 @@ pub const DRAIN_WORTH_OPEN_US: i64 = 10_000_000;
 /// Bytes of lost and late ranges that an intent carries at most; a key/value document may hold
 /// 64 KiB in all.
 pub const INTENT_GAPS_BYTES: usize = 48 * 1_024;
-/// Partitions after which a window closes in the per-partition layout, however small it is: its
-/// manifest names an object for each.
-pub const WINDOW_PARTITIONS: usize = 100_000;
-/// Greatest length of a manifest that is read: the most that one PUT takes, and so all that can be
-/// written. Records of one `ts` are not split, so one window may pass [`WINDOW_PARTITIONS`].
-pub const MANIFEST_BYTES: u64 = 5 * 1_024 * MIB as u64;
-/// Greatest length of a checkpoint that is read, compressed.
-pub const CHECKPOINT_OBJECT_BYTES: u64 = 256 * MIB as u64;
+/// Greatest length of a manifest that is read.
+pub const SIDECAR_BYTES: usize = 256 * MIB;
 /// Hours between pointer and present up to which a start lists the directories in between for
 /// objects that no intent names; for more it lists the queue's data keys once.
 pub const LISTED_HOURS: i64 = 48;
@@ -98,7 +92,7 @@ pub const FETCH_CALL_BYTES: usize = 16 * MIB;
 pub const FETCH_CALL_LEAST_BYTES: usize = MIB / 4;
 /// Stored bytes that a fetch entry asks for, at least.
 pub const FETCH_ENTRY_LEAST_BYTES: u32 = 4 * 1_024;
-/// Stored bytes that a probe asks for: one record is enough.
+/// Stored bytes that a probe asks for, at least: one record is enough.
 pub const PROBE_BYTES: u32 = 1_024;
 /// How often every partition is listed, to learn which have ended.
 pub const FULL_PASS_EVERY: Duration = Duration::from_secs(3_600);

@@ -96,10 +96,10 @@ pub struct ObjectReader {
 
 impl ObjectReader {
     /// The whole content, cut at `limit` bytes, where a document no longer reads.
-    pub async fn bytes(mut self, limit: u64) -> Result<Vec<u8>, BucketError> {
+    pub async fn bytes(mut self, limit: usize) -> Result<Vec<u8>, BucketError> {
         let mut bytes = Vec::new();
         while let Some(piece) = self.stream.try_next().await? {
-            if (bytes.len() + piece.len()) as u64 > limit {
+            if bytes.len() + piece.len() > limit {
                 break;
             }
             bytes.extend_from_slice(&piece);

@@ -159,7 +159,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::limits::{KEY_BYTES, MANIFEST_BYTES, WINDOW_PARTITIONS};
 
     fn manifest() -> Manifest {
         let range = |from, to| OffsetRange {
@@ -217,22 +216,6 @@ mod tests {
         );
         let read: Manifest = serde_json::from_str(&written).expect("it reads");
         assert_eq!(read, manifest());
-    }
-
-    #[test]
-    fn the_manifest_of_a_window_with_the_most_partitions_is_read_whole() {
-        let object = ManifestObject {
-            key: "k".repeat(KEY_BYTES),
-            bytes: u64::MAX,
-            records: u64::MAX,
-            sha256: "0".repeat(64),
-            // The longest spelling of a character is six times as long.
-            partition: Some("\u{1}".repeat(KEY_BYTES)),
-            first_offset: Some(i64::MIN),
-            last_offset: Some(i64::MIN),
-        };
-        let entry = serde_json::to_string(&object).expect("it writes").len() as u64;
-        assert!(entry * WINDOW_PARTITIONS as u64 <= MANIFEST_BYTES / 2);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::start::overdue;
 use super::{Standing, Task};
 use crate::bucket::{BucketError, ObjectBody};
 use crate::lake::checkpoint::{Checkpoint, Position};
-use crate::limits::CHECKPOINT_OBJECT_BYTES;
+use crate::limits::SIDECAR_BYTES;
 use crate::ownership::Fence;
 use crate::time::Micros;
 use crate::window::Engine;
@@ -73,7 +73,7 @@ impl Task {
             .map_err(|error| error.to_string())?;
         let reader = reader.ok_or("it is gone")?;
         let bytes = reader
-            .bytes(CHECKPOINT_OBJECT_BYTES)
+            .bytes(SIDECAR_BYTES)
             .await
             .map_err(|error| error.to_string())?;
         let decoded = self

@@ -11,7 +11,7 @@ use crate::config::Start;
 use crate::lake::documents::{CommitPointer, Intent};
 use crate::lake::manifest::Manifest;
 use crate::lake::{Align, Shape};
-use crate::limits::{LISTED_HOURS, MANIFEST_BYTES};
+use crate::limits::{LISTED_HOURS, SIDECAR_BYTES};
 use crate::observe::sampled::Sampled;
 use crate::ownership::{Fence, Owned};
 use crate::time::Micros;
@@ -205,7 +205,7 @@ impl Task {
 
     async fn read_sidecar(&self, key: &str) -> Result<Option<Vec<u8>>, BucketError> {
         match self.context.bucket.get(key).await? {
-            Some(reader) => reader.bytes(MANIFEST_BYTES).await.map(Some),
+            Some(reader) => reader.bytes(SIDECAR_BYTES).await.map(Some),
             None => Ok(None),
         }
     }

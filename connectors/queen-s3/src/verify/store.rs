@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tracing::warn;
 
 use crate::bucket::{Bucket, BucketError, BucketErrorKind, ListPage};
-use crate::limits::{MANIFEST_BYTES, VERIFY_TRIES};
+use crate::limits::{SIDECAR_BYTES, VERIFY_TRIES};
 use crate::retry::Jitter;
 
 /// How far a check is, for people who watch it.
@@ -63,11 +63,11 @@ impl Store {
         }
     }
 
-    /// The content of a manifest, if it is there.
+    /// The content of a sidecar, if it is there.
     pub async fn sidecar(&self, key: &str) -> Result<Option<Vec<u8>>, BucketError> {
         self.ask(|bucket| async move {
             match bucket.get(key).await? {
-                Some(reader) => reader.bytes(MANIFEST_BYTES).await.map(Some),
+                Some(reader) => reader.bytes(SIDECAR_BYTES).await.map(Some),
                 None => Ok(None),
             }
         })

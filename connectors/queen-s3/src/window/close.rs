@@ -88,11 +88,7 @@ impl Engine {
         let t_start = self.cut.max(self.policy.align.directory_start(first));
         let bucket_end = self.policy.align.bucket_end(first);
         let limit = bound.min(bucket_end);
-        let cuts = [
-            self.size_cut(first, limit),
-            self.partitions_cut(first, limit),
-        ];
-        let full = cuts.into_iter().flatten().min();
+        let full = self.size_cut(first, limit);
         let whole_bucket = limit == bucket_end;
         if full.is_none() && !whole_bucket && !aged && !self.pressed(press, limit) {
             return None;
@@ -169,30 +165,6 @@ impl Engine {
             bytes += here;
         }
         (bytes >= self.policy.target_bytes).then_some(limit)
-    }
-
-    /// Where a window with records of more partitions than are allowed ends instead, and never
-    /// before one whole instant is in it.
-    fn partitions_cut(&mut self, first: Micros, limit: Micros) -> Option<Micros> {
-        let most = self.policy.max_partitions;
-        // Nothing unread lies below the limit: what was counted once does not grow.
-        if self.buffers.len() <= most || limit <= self.few_below {
-            return None;
-        }
-        let cut = self.cut;
-        let mut firsts: Vec<Micros> = self
-            .buffers
-            .values()
-            .filter_map(|buffer| buffer.first_instant())
-            .map(|at| at.max(cut))
-            .filter(|at| *at < limit)
-            .collect();
-        if firsts.len() <= most {
-            self.few_below = limit;
-            return None;
-        }
-        let (_, end, _) = firsts.select_nth_unstable(most);
-        Some((*end).max(first.on(1)))
     }
 
     fn take(&mut self, bounds: Bounds) -> ClosedWindow {

@@ -42,8 +42,6 @@ pub struct Policy {
     pub align: Align,
     /// Record bytes at which a window closes.
     pub target_bytes: u64,
-    /// Partitions with a record at which a window closes.
-    pub max_partitions: usize,
     /// Age, on the broker's clock, at which a window closes.
     pub max_window_us: i64,
     /// What is taken off a pass's `safeTime` before a window may close.
@@ -73,8 +71,6 @@ pub struct Engine {
     /// Record bytes buffered, by the instant that puts them into a window.
     bytes_at: BTreeMap<Micros, u64>,
     buffered_bytes: u64,
-    /// No more partitions than the policy allows have a record below this.
-    few_below: Micros,
     /// Ranges deleted before they were read, for the next window's manifest.
     lost: Vec<OffsetRange>,
     /// Ranges that an earlier manifest names already.
@@ -113,7 +109,6 @@ impl Engine {
             buffers: BTreeMap::new(),
             bytes_at: BTreeMap::new(),
             buffered_bytes: 0,
-            few_below: Micros::MIN,
             lost: Vec::new(),
             named: Vec::new(),
             suspects: 0,

@@ -78,12 +78,6 @@ pub(super) struct PartitionBuffer {
 }
 
 impl PartitionBuffer {
-    /// The instant that puts its first record into a window.
-    pub(super) fn first_instant(&self) -> Option<Micros> {
-        let run = self.runs.front()?;
-        Some(run.chunk.records().first()?.ts.max(run.floor))
-    }
-
     /// Offset of the first buffered record at or above `from`.
     pub(super) fn first_offset_from(&self, from: Micros) -> Option<i64> {
         self.runs

@@ -17,9 +17,8 @@ use tokio::time::{Instant, sleep_until};
 use super::{End, Standing, Task, stopping};
 use crate::broker::{BrokerError, Changed, FetchAnswer};
 use crate::gaps::Gaps;
-use crate::lake::Layout;
 use crate::lake::documents::Intent;
-use crate::limits::{FETCH_CALL_LEAST_BYTES, FETCH_ENTRY_LEAST_BYTES, WINDOW_PARTITIONS};
+use crate::limits::{FETCH_CALL_LEAST_BYTES, FETCH_ENTRY_LEAST_BYTES, PROBE_BYTES};
 use crate::observe::sampled::Sampled;
 use crate::ownership::Fence;
 use crate::retry::Backoff;
@@ -79,6 +78,8 @@ struct Session<'a> {
     expansion: f64,
     /// Stored bytes that a partition is asked for at least.
     entry_bytes: u32,
+    /// Stored bytes that a probe asks for.
+    probe_bytes: u32,
     committing: bool,
     checkpointing: bool,
     /// Window after which the last checkpoint was written.
@@ -99,10 +100,6 @@ impl Task {
         Policy {
             align: settings.shape.align,
             target_bytes: settings.target_bytes,
-            max_partitions: match settings.shape.layout {
-                Layout::Merged => usize::MAX,
-                Layout::PerPartition => WINDOW_PARTITIONS,
-            },
             max_window_us: micros(settings.max_window),
             guard_us: micros(settings.safe_guard),
         }
@@ -140,6 +137,7 @@ impl Task {
             reserved: 0,
             expansion: LEAST_EXPANSION,
             entry_bytes: FETCH_ENTRY_LEAST_BYTES,
+            probe_bytes: PROBE_BYTES,
             committing: false,
             checkpointing: false,
             checkpointed,

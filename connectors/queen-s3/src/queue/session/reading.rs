@@ -33,6 +33,18 @@ fn expansion(before: f64, rendered: usize, stored: f64) -> f64 {
     after.clamp(LEAST_EXPANSION, 100.0)
 }
 
+/// Stored bytes that an entry asks for after a call in which `starved` of `asked` came back empty
+/// below their watermarks: a broker may answer nothing where the next segment is longer.
+fn entry_bytes(before: u32, starved: usize, asked: usize, least: u32) -> u32 {
+    if starved * 2 > asked {
+        before.saturating_mul(4).min(FETCH_ENTRY_MAX_BYTES)
+    } else if asked > 0 {
+        (before - before / 8).max(least)
+    } else {
+        before
+    }
+}
+
 /// A fetch call under way.
 pub(super) struct Call {
     reads: Vec<ReadRequest>,
@@ -44,6 +56,8 @@ pub(super) struct Call {
 
 /// The state of a search for reading positions.
 pub(in crate::queue) struct Probing {
+    /// Stored bytes that a probe asks for.
+    bytes: u32,
     backoff: Backoff,
     log: Sampled,
 }
@@ -52,6 +66,7 @@ impl Probing {
     /// A search at its beginning.
     pub(in crate::queue) fn new(jitter: &Jitter) -> Self {
         Self {
+            bytes: PROBE_BYTES,
             backoff: jitter.backoff(),
             log: Sampled::default(),
         }
@@ -86,20 +101,22 @@ impl Task {
             tokio::time::sleep(probing.backoff.next(None)).await;
             return self.whole_pass(engine, true, None).await;
         }
-        let request = self.fetch_request(&probes, PROBE_BYTES);
+        let request = self.fetch_request(&probes, probing.bytes, probing.bytes);
         let mut progress = false;
+        let mut starved = 0;
         let mut asked = None;
         match self.fetch(&request).await {
             Ok(answer) => {
                 for (read, entry) in probes.iter().zip(&answer.entries) {
                     match engine.read(read, &answer.batch, entry) {
                         ReadResult::Progress => progress = true,
-                        ReadResult::Nothing => {}
+                        ReadResult::Nothing => starved += 1,
                         ReadResult::Suspect(why) => self.doubt(&mut probing.log, read, &why),
                         ReadResult::Error(error) => self.doubt(&mut probing.log, read, &error),
                     }
                     engine.unread(read);
                 }
+                probing.bytes = entry_bytes(probing.bytes, starved, probes.len(), PROBE_BYTES);
             }
             Err(error) => {
                 probes.iter().for_each(|read| engine.unread(read));
@@ -125,13 +142,18 @@ impl Task {
         }
     }
 
-    fn fetch_request(&self, reads: &[ReadRequest], max_bytes: u32) -> FetchRequest {
+    fn fetch_request(
+        &self,
+        reads: &[ReadRequest],
+        max_bytes: u32,
+        probe_bytes: u32,
+    ) -> FetchRequest {
         let entries = reads
             .iter()
             .map(|read| FetchEntry {
                 partition: read.name.clone(),
                 offset: read.offset,
-                max_bytes: if read.probe { PROBE_BYTES } else { max_bytes },
+                max_bytes: if read.probe { probe_bytes } else { max_bytes },
             })
             .collect();
         FetchRequest {
@@ -151,7 +173,7 @@ impl Session<'_> {
             let reads = self.engine.next_reads(self.entries(room));
             let stored = (room as f64 / self.expansion / reads.len() as f64) as u32;
             let max_bytes = stored.clamp(self.entry_bytes, FETCH_ENTRY_MAX_BYTES);
-            let request = self.task.fetch_request(&reads, max_bytes);
+            let request = self.task.fetch_request(&reads, max_bytes, self.probe_bytes);
             let call = Call {
                 stored: f64::from(max_bytes) * reads.len() as f64,
                 reads,
@@ -246,12 +268,20 @@ impl Session<'_> {
         }
         self.expansion = expansion(self.expansion, answer.batch.held_bytes(), call.stored);
         let mut held = Vec::new();
-        let mut starved = 0;
+        // Probes and reads, those asked for and those that came back empty.
+        let (mut probes, mut starved_probes) = (0, 0);
+        let (mut reads, mut starved) = (0, 0);
         self.barren = true;
         for (read, entry) in call.reads.iter().zip(&answer.entries) {
+            let (asked, empty) = if read.probe {
+                (&mut probes, &mut starved_probes)
+            } else {
+                (&mut reads, &mut starved)
+            };
+            *asked += 1;
             match self.engine.read(read, &answer.batch, entry) {
                 ReadResult::Progress => self.barren = false,
-                ReadResult::Nothing => starved += 1,
+                ReadResult::Nothing => *empty += 1,
                 ReadResult::Suspect(why) => self.task.doubt(&mut self.doubt_log, read, &why),
                 ReadResult::Error(error) => {
                     self.task.doubt(&mut self.doubt_log, read, &error);
@@ -259,14 +289,8 @@ impl Session<'_> {
                 }
             }
         }
-        // Partitions whose next segment is larger than what was asked for come back empty.
-        self.entry_bytes = if starved * 2 > call.reads.len() {
-            self.entry_bytes
-                .saturating_mul(4)
-                .min(FETCH_ENTRY_MAX_BYTES)
-        } else {
-            (self.entry_bytes - self.entry_bytes / 8).max(FETCH_ENTRY_LEAST_BYTES)
-        };
+        self.entry_bytes = entry_bytes(self.entry_bytes, starved, reads, FETCH_ENTRY_LEAST_BYTES);
+        self.probe_bytes = entry_bytes(self.probe_bytes, starved_probes, probes, PROBE_BYTES);
         if !self.barren {
             self.fetch_backoff.reset();
         }

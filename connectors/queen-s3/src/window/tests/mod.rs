@@ -27,7 +27,6 @@ fn policy() -> Policy {
     Policy {
         align: Align::Hour,
         target_bytes: 10_000,
-        max_partitions: 1_000,
         max_window_us: AGE * Micros::PER_SECOND,
         guard_us: GUARD * Micros::PER_SECOND,
     }

@@ -1,0 +1,171 @@
+//! A long log read from its start, records larger than every limit, short memory, and nothing.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use queen_s3::broker::Name;
+use queen_s3::time::Micros;
+use serde::Deserialize;
+
+use crate::bucket::MemoryBucket;
+use crate::log::Log;
+use crate::sink::{Options, Sink, committed, eventually};
+use crate::{HOUR, SECOND, TEN, in_virtual_time};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+const HOURS: i64 = 48;
+
+#[derive(Deserialize)]
+struct Line {
+    partition: String,
+    offset: i64,
+    ts: String,
+}
+
+/// Every record of the objects, each once, as partition, offset, ts.
+pub fn records(bucket: &MemoryBucket) -> BTreeSet<(String, i64, i64)> {
+    let mut records = BTreeSet::new();
+    for content in bucket.data().values() {
+        let text = std::str::from_utf8(content).expect("JSON lines without compression");
+        for line in text.lines() {
+            let line: Line = serde_json::from_str(line).expect("a record");
+            let ts = Micros::parse(&line.ts).expect("a timestamp").0;
+            let record = (line.partition, line.offset, ts);
+            let text = format!("{record:?} is there twice");
+            assert!(records.insert(record), "{text}");
+        }
+    }
+    records
+}
+
+fn about_a_kibibyte(_: &str, offset: i64) -> String {
+    format!("{{\"n\":{offset},\"pad\":\"{}\"}}", "x".repeat(900))
+}
+
+#[test]
+fn days_of_history_become_aligned_windows_that_each_keep_to_the_size_target() {
+    const TARGET: usize = 256 * KIB;
+    // With memory for all of it, and with memory for little more than one window.
+    for memory in [1_024 * MIB, 2 * MIB] {
+        in_virtual_time(async {
+            let log = Log::new(TEN + HOURS * HOUR + 10 * SECOND, about_a_kibibyte);
+            log.create("orders");
+            let names: Vec<Name> = (0..20).map(|n| Name::from(format!("p-{n:02}"))).collect();
+            for hour in 0..HOURS {
+                for segment in 0..100_i64 {
+                    let name = &names[segment as usize % names.len()];
+                    log.write("orders", name, TEN + hour * HOUR + segment * 35 * SECOND, 7);
+                }
+            }
+            let bucket = Arc::<MemoryBucket>::default();
+            let mut options = Options::new();
+            options.settings.target_bytes = TARGET as u64;
+            options.memory = memory;
+            let sink = Sink::start(&log, &bucket, &["orders"], &options);
+            let end = TEN + HOURS * HOUR;
+            eventually("the history", || committed(&log, "orders").1 >= end).await;
+            sink.stop().await;
+
+            assert_eq!(records(&bucket), log.records("orders"));
+            let windows = bucket.manifests("orders");
+            let all: usize = bucket.data().values().map(|object| object.len()).sum();
+            // No window of 256 KiB can hold more; three make up nearly all of an hour.
+            assert!(windows.len() >= all / TARGET, "{} windows", windows.len());
+            for window in &windows {
+                let number = |field: &str| window[field].as_i64().expect("an integer");
+                let bytes = number("bytes");
+                assert!(bytes <= TARGET as i64, "window {} has {bytes}", window["k"]);
+                let (start, last) = (number("tStart"), number("tEnd") - 1);
+                assert_eq!(start.div_euclid(HOUR), last.div_euclid(HOUR), "{window}");
+            }
+            if memory > all {
+                let hours = HOURS as usize;
+                assert!(windows.len() <= 4 * hours, "{} windows", windows.len());
+            }
+        });
+    }
+}
+
+fn huge_in_huge(partition: &str, offset: i64) -> String {
+    let bytes = if partition == "huge" { 3 * MIB } else { 100 };
+    format!("{{\"n\":{offset},\"pad\":\"{}\"}}", "x".repeat(bytes))
+}
+
+#[test]
+fn a_record_larger_than_the_target_and_than_the_memory_goes_through() {
+    for memory in [MIB, 1_024 * MIB] {
+        in_virtual_time(async {
+            let log = Log::new(TEN + HOUR + 10 * SECOND, huge_in_huge);
+            log.create("orders");
+            for minute in 0..50 {
+                let ts = TEN + minute * 60 * SECOND;
+                log.write("orders", &Name::from("small"), ts, 3);
+                if minute % 10 == 5 {
+                    log.write("orders", &Name::from("huge"), ts, 1);
+                }
+            }
+            let bucket = Arc::<MemoryBucket>::default();
+            let mut options = Options::new();
+            options.settings.target_bytes = 256 * KIB as u64;
+            options.memory = memory;
+            let sink = Sink::start(&log, &bucket, &["orders"], &options);
+            eventually("the hour", || committed(&log, "orders").1 >= TEN + HOUR).await;
+            sink.stop().await;
+            assert_eq!(records(&bucket), log.records("orders"));
+            let large = bucket.manifests("orders");
+            let large = large
+                .iter()
+                .filter(|window| window["bytes"].as_i64() > Some(MIB as i64));
+            assert_eq!(large.count(), 5, "a window for each");
+        });
+    }
+}
+
+#[test]
+fn short_memory_closes_the_largest_buffer_of_all_queues_first() {
+    in_virtual_time(async {
+        // All within the present hour, so that neither alignment nor age closes anything.
+        let log = Log::new(TEN + HOUR / 2, about_a_kibibyte);
+        let name = Name::from("p");
+        for (queue, segments) in [("large", 12), ("small", 3)] {
+            log.create(queue);
+            for segment in 0..segments {
+                log.write(queue, &name, TEN + segment * SECOND, 500);
+            }
+        }
+        let bucket = Arc::<MemoryBucket>::default();
+        let mut options = Options::new();
+        options.settings.max_window = Duration::from_secs(24 * 3_600);
+        options.memory = 6 * MIB;
+        let sink = Sink::start(&log, &bucket, &["large", "small"], &options);
+        eventually("a window", || committed(&log, "large").0 > 0).await;
+        eventually("the rest is read", || {
+            let buffered = |queue: &str| {
+                let queue = sink.status.queue(queue);
+                queue.buffered.load(std::sync::atomic::Ordering::Relaxed) as usize
+            };
+            buffered("small") > MIB && buffered("large") > 0
+        })
+        .await;
+        assert_eq!(committed(&log, "small").0, 0, "the smaller one is kept");
+        sink.stop().await;
+    });
+}
+
+#[test]
+fn an_idle_queue_moves_its_pointer_and_leaves_the_bucket_alone() {
+    in_virtual_time(async {
+        let log = Log::new(TEN, about_a_kibibyte);
+        log.create("orders");
+        let bucket = Arc::<MemoryBucket>::default();
+        let sink = Sink::start(&log, &bucket, &["orders"], &Options::new());
+        eventually("a day", || committed(&log, "orders").1 > TEN + HOUR).await;
+        assert_eq!(committed(&log, "orders").0, 0);
+        assert!(bucket.data().is_empty() && bucket.manifests("orders").is_empty());
+        let windows = &sink.status.queue("orders").windows;
+        assert_eq!(windows.load(std::sync::atomic::Ordering::Relaxed), 0);
+        sink.stop().await;
+    });
+}

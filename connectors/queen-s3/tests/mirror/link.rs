@@ -1,0 +1,103 @@
+//! The log as a queue's task meets it, each call after a while that differs from call to call.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use queen_protocol::kv::KvOperation;
+use queen_s3::broker::{
+    Broker, BrokerError, BrokerErrorKind, Changed, ChangedRequest, EntryError, FetchAnswer,
+    FetchRequest, KvAnswer, ListedPartition,
+};
+use queen_s3::memory::MemoryBudget;
+use queen_s3::record::decode_fetch;
+use queen_s3::time::Micros;
+use tokio::time::sleep;
+
+use crate::log::Log;
+
+/// One sink's way to the broker.
+pub struct Link {
+    log: Arc<Log>,
+    budget: Arc<MemoryBudget>,
+    dice: AtomicU64,
+}
+
+impl Link {
+    /// A link whose calls take times that follow from `seed`.
+    pub fn new(log: &Arc<Log>, budget: &Arc<MemoryBudget>, seed: u64) -> Self {
+        Self {
+            log: Arc::clone(log),
+            budget: Arc::clone(budget),
+            dice: AtomicU64::new(seed),
+        }
+    }
+
+    async fn travel(&self) {
+        const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+        let drawn = self.dice.fetch_add(STEP, Ordering::Relaxed);
+        let mixed = (drawn ^ (drawn >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        sleep(Duration::from_micros((mixed >> 40) % 20_000)).await;
+    }
+}
+
+fn error(operation: &'static str, kind: BrokerErrorKind) -> BrokerError {
+    BrokerError {
+        operation,
+        url: "http://broker:6632".to_owned(),
+        kind,
+    }
+}
+
+#[async_trait]
+impl Broker for Link {
+    async fn fetch(&self, request: &FetchRequest) -> Result<FetchAnswer, BrokerError> {
+        self.travel().await;
+        let body = self.log.fetch(request);
+        self.travel().await;
+        decode_fetch(request, body.into(), &self.budget)
+            .map_err(|source| error("POST /api/v1/fetch", BrokerErrorKind::Decode(source)))
+    }
+
+    async fn changed(&self, request: Option<&ChangedRequest>) -> Result<Changed, BrokerError> {
+        let mut answer = Changed {
+            safe_time: Micros(self.log.safe_time()),
+            degraded: false,
+            partitions: Vec::new(),
+            next: None,
+            error: None,
+        };
+        self.travel().await;
+        let Some(request) = request else {
+            return Ok(answer);
+        };
+        let Some((listed, next)) = self.log.page(request) else {
+            answer.error = Some(EntryError::UnknownQueue);
+            return Ok(answer);
+        };
+        answer.next = next;
+        answer.partitions = listed
+            .into_iter()
+            .map(|line| ListedPartition {
+                name: line.name,
+                id: Some(line.id),
+                last_offset: line.last_offset,
+                log_start: 0,
+                last_write_at: Some(Micros(line.last_write_at)),
+            })
+            .collect();
+        Ok(answer)
+    }
+
+    async fn kv(&self, operations: &[KvOperation]) -> Result<KvAnswer, BrokerError> {
+        self.travel().await;
+        self.log
+            .kv(operations)
+            .map_err(|text| error("POST /api/v1/kv", BrokerErrorKind::Malformed(text)))
+    }
+
+    async fn queues(&self) -> Result<Vec<String>, BrokerError> {
+        Ok(Vec::new())
+    }
+}

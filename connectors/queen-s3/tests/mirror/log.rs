@@ -1,0 +1,352 @@
+//! A log made for a test, and the broker that serves it: small enough in memory for a million
+//! partitions, and counting what it is asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use queen_s3::broker::{ChangedRequest, FetchRequest, KvAnswer, Name};
+use queen_s3::time::Micros;
+use serde_json::Value;
+use uuid::Uuid;
+
+use queen_protocol::kv::KvOperation;
+use tokio::time::Instant;
+
+use crate::store::Store;
+
+/// A run of records that share their commit time.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// Offset of its first record.
+    pub first: i64,
+    /// Commit time, µs.
+    pub ts: i64,
+    /// How many records it holds.
+    pub records: u32,
+}
+
+/// One partition.
+#[derive(Clone, Debug)]
+pub struct Partition {
+    id: u128,
+    segments: Vec<Segment>,
+    last_write_at: i64,
+}
+
+impl Partition {
+    fn end(&self) -> i64 {
+        self.segments
+            .last()
+            .map_or(0, |last| last.first + i64::from(last.records))
+    }
+}
+
+/// What a record of this partition and offset holds.
+pub type Payload = fn(partition: &str, offset: i64) -> String;
+
+/// One queue.
+#[derive(Default)]
+pub struct Queue {
+    partitions: BTreeMap<Name, Partition>,
+    by_write: BTreeSet<(i64, Name)>,
+}
+
+/// What the broker was asked, and what it answered.
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    /// Fetch calls.
+    pub fetches: u64,
+    /// Partitions that fetch calls asked for, repeats included.
+    pub entries: u64,
+    /// Records answered.
+    pub records: u64,
+    /// Bytes of fetch answers.
+    pub bytes: u64,
+    /// Discovery calls.
+    pub pages: u64,
+    /// Partitions that discovery listed, repeats included.
+    pub listed: u64,
+    /// Partitions that a fetch asked for.
+    pub asked: BTreeSet<Name>,
+}
+
+/// How much a broker answers at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Records per entry of a fetch; whole segments, and one at least.
+    pub entry_records: usize,
+    /// Records per fetch call: entries after them come back empty.
+    pub call_records: usize,
+    /// Partitions per discovery page.
+    pub page: usize,
+    /// Whether an entry whose next segment is longer than it asked for comes back empty, unless
+    /// it is the first of its call.
+    pub strict: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            entry_records: 10_000,
+            call_records: 100_000,
+            page: 1_000,
+            strict: false,
+        }
+    }
+}
+
+struct State {
+    queues: BTreeMap<String, Queue>,
+    store: Store,
+    counts: Counts,
+    limits: Limits,
+}
+
+/// The broker's state. Time is tokio's.
+pub struct Log {
+    state: Mutex<State>,
+    epoch: i64,
+    start: Instant,
+    payload: Payload,
+    safe_lag: i64,
+}
+
+/// A line of a listing.
+pub struct Listed {
+    /// Partition.
+    pub name: Name,
+    /// Its life.
+    pub id: Uuid,
+    /// Greatest offset.
+    pub last_offset: i64,
+    /// When it was written last, µs, whole seconds.
+    pub last_write_at: i64,
+}
+
+/// How far `safeTime` is behind the broker's clock, µs.
+pub const SAFE_LAG: i64 = 5_000_000;
+
+impl Log {
+    /// A broker whose clock stands at `epoch` (µs) and whose records hold what `payload` says.
+    pub fn new(epoch: i64, payload: Payload) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State {
+                queues: BTreeMap::new(),
+                store: Store::default(),
+                counts: Counts::default(),
+                limits: Limits::default(),
+            }),
+            epoch,
+            start: Instant::now(),
+            payload,
+            safe_lag: SAFE_LAG,
+        })
+    }
+
+    /// A broker whose `safeTime` is its own time: a test in real time need not wait for it.
+    pub fn prompt(epoch: i64, payload: Payload) -> Arc<Self> {
+        let log = Self::new(epoch, payload);
+        let mut log = Arc::into_inner(log).expect("nobody else has it yet");
+        log.safe_lag = 0;
+        Arc::new(log)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The broker's clock, µs.
+    pub fn now(&self) -> i64 {
+        self.epoch + i64::try_from(self.start.elapsed().as_micros()).expect("a test is short")
+    }
+
+    /// `safeTime`: nothing is ever in flight.
+    pub fn safe_time(&self) -> i64 {
+        self.now() - self.safe_lag
+    }
+
+    /// Makes a queue.
+    pub fn create(&self, queue: &str) {
+        self.state()
+            .queues
+            .insert(queue.to_owned(), Queue::default());
+    }
+
+    /// Answers so much at a time from now on.
+    pub fn limit(&self, limits: Limits) {
+        self.state().limits = limits;
+    }
+
+    /// Writes a segment at `ts`, µs.
+    pub fn write(&self, queue: &str, partition: &Name, ts: i64, records: u32) {
+        let mut state = self.state();
+        let queue = state.queues.get_mut(queue).expect("a queue that was made");
+        let id = queue.partitions.len() as u128 + 1;
+        let found = queue
+            .partitions
+            .entry(Arc::clone(partition))
+            .or_insert_with(|| Partition {
+                id,
+                segments: Vec::with_capacity(1),
+                last_write_at: i64::MIN,
+            });
+        assert!(
+            found.segments.last().is_none_or(|last| last.ts <= ts),
+            "ts rises with the offset"
+        );
+        let first = found.end();
+        found.segments.push(Segment { first, ts, records });
+        let before = found.last_write_at;
+        found.last_write_at = Micros(ts).0.div_euclid(1_000_000) * 1_000_000;
+        let after = found.last_write_at;
+        queue.by_write.remove(&(before, Arc::clone(partition)));
+        queue.by_write.insert((after, Arc::clone(partition)));
+    }
+
+    /// Every record of `queue`: partition, offset, ts.
+    pub fn records(&self, queue: &str) -> BTreeSet<(String, i64, i64)> {
+        let state = self.state();
+        let queue = &state.queues[queue];
+        let mut all = BTreeSet::new();
+        for (name, partition) in &queue.partitions {
+            for segment in &partition.segments {
+                for offset in segment.first..segment.first + i64::from(segment.records) {
+                    all.insert((name.to_string(), offset, segment.ts));
+                }
+            }
+        }
+        all
+    }
+
+    /// Takes the counts out, and begins new ones.
+    pub fn take_counts(&self) -> Counts {
+        std::mem::take(&mut self.state().counts)
+    }
+
+    /// The body of the answer to a fetch.
+    pub fn fetch(&self, request: &FetchRequest) -> String {
+        let mut state = self.state();
+        let state = &mut *state;
+        let mut body = String::from("{\"entries\":[");
+        let mut left = state.limits.call_records;
+        state.counts.fetches += 1;
+        state.counts.entries += request.entries.len() as u64;
+        let quote = |text: &str| Value::from(text).to_string();
+        for (index, entry) in request.entries.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            state.counts.asked.insert(Arc::clone(&entry.partition));
+            let name = quote(&entry.partition);
+            let _ = write!(
+                body,
+                "{comma}{{\"queue\":{},\"partition\":{name},\"records\":[",
+                quote(&request.queue),
+            );
+            let queue = state.queues.get(&*request.queue);
+            let partition = queue.and_then(|queue| queue.partitions.get(&entry.partition));
+            let end = partition.map_or(0, Partition::end);
+            let mut taken = 0;
+            let mut stored = 0;
+            for segment in partition.into_iter().flat_map(|found| &found.segments) {
+                let last = segment.first + i64::from(segment.records);
+                if last <= entry.offset {
+                    continue;
+                }
+                let offsets = segment.first.max(entry.offset)..last;
+                let length = (self.payload)(&entry.partition, offsets.start).len() as u32 / 2;
+                stored += segment.records * length;
+                let full = taken >= state.limits.entry_records || stored > entry.max_bytes;
+                let must = taken == 0 && (index == 0 || !state.limits.strict);
+                if left == 0 || (full && !must) {
+                    break;
+                }
+                for offset in offsets {
+                    let payload = (self.payload)(&entry.partition, offset);
+                    let comma = if taken > 0 { "," } else { "" };
+                    let _ = write!(
+                        body,
+                        "{comma}{{\"offset\":{offset},\"transactionId\":\"t-{offset}\",\
+                         \"payload\":{payload},\"ts\":\"{}\"}}",
+                        Micros(segment.ts)
+                    );
+                    taken += 1;
+                    left = left.saturating_sub(1);
+                }
+            }
+            state.counts.records += taken as u64;
+            let _ = write!(body, "],\"highWatermark\":{end},\"logStartOffset\":0");
+            if queue.is_none() {
+                body.push_str(",\"error\":\"UNKNOWN_TOPIC_OR_PARTITION\"");
+            } else if entry.offset > end {
+                body.push_str(",\"error\":\"OFFSET_OUT_OF_RANGE\"");
+            }
+            body.push('}');
+        }
+        body.push_str("]}");
+        state.counts.bytes += body.len() as u64;
+        body
+    }
+
+    /// A discovery page and its cursor; `None` when the queue is unknown.
+    pub fn page(&self, request: &ChangedRequest) -> Option<(Vec<Listed>, Option<String>)> {
+        let mut state = self.state();
+        let state = &mut *state;
+        state.counts.pages += 1;
+        let queue = state.queues.get(&*request.queue)?;
+        let limit = state.limits.page.min(request.limit as usize);
+        let after = request.after.as_deref();
+        let names: Vec<Name> = match request.since {
+            None => {
+                let from = after.map_or(std::ops::Bound::Unbounded, |after| {
+                    std::ops::Bound::Excluded(Name::from(after))
+                });
+                let rest = queue.partitions.range((from, std::ops::Bound::Unbounded));
+                rest.take(limit).map(|(name, _)| Arc::clone(name)).collect()
+            }
+            Some(since) => {
+                let from = match after.and_then(|after| after.split_once('|')) {
+                    Some((at, name)) => std::ops::Bound::Excluded((
+                        at.parse().expect("a cursor of this broker"),
+                        Name::from(name),
+                    )),
+                    None => std::ops::Bound::Included((since.0, Name::from(""))),
+                };
+                let rest = queue.by_write.range((from, std::ops::Bound::Unbounded));
+                rest.take(limit).map(|(_, name)| Arc::clone(name)).collect()
+            }
+        };
+        let cursor =
+            names
+                .last()
+                .filter(|_| names.len() == limit)
+                .map(|last| match request.since {
+                    None => last.to_string(),
+                    Some(_) => format!("{}|{last}", queue.partitions[last].last_write_at),
+                });
+        let listed = names.iter().map(|name| {
+            let partition = &queue.partitions[name];
+            Listed {
+                // As off the wire: a name of its own.
+                name: Name::from(&**name),
+                id: Uuid::from_u128(partition.id),
+                last_offset: partition.end() - 1,
+                last_write_at: partition.last_write_at,
+            }
+        });
+        let listed: Vec<Listed> = listed.collect();
+        state.counts.listed += listed.len() as u64;
+        Some((listed, cursor))
+    }
+
+    /// Carries out a key/value batch.
+    pub fn kv(&self, operations: &[KvOperation]) -> Result<KvAnswer, String> {
+        let now = self.now();
+        self.state().store.batch(operations, now)
+    }
+
+    /// A document of the sink's.
+    pub fn document(&self, key: &str) -> Option<Value> {
+        let now = self.now();
+        self.state().store.value("queen-s3", key, now).cloned()
+    }
+}

@@ -1,0 +1,181 @@
+//! The shipped queue tasks between a log and a bucket.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use queen_s3::broker::{Broker, Name};
+use queen_s3::clock::Clock;
+use queen_s3::compute::Compute;
+use queen_s3::config::{CrashPoint, Start};
+use queen_s3::lake::{Align, Compression, Format, Layout, Shape};
+use queen_s3::memory::MemoryBudget;
+use queen_s3::observe::status::Status;
+use queen_s3::ownership::Identity;
+use queen_s3::queue::{self, Context, Settings};
+use queen_s3::retry::Jitter;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use crate::bucket::MemoryBucket;
+use crate::link::Link;
+use crate::log::Log;
+
+/// The sink's prefix.
+pub const PREFIX: &str = "lake";
+/// Its name.
+pub const SINK: &str = "main";
+const MIB: usize = 1 << 20;
+
+/// What a test sets of a sink; the rest is as shipped.
+#[derive(Clone)]
+pub struct Options {
+    /// The queues' settings.
+    pub settings: Settings,
+    /// Where long computations run.
+    pub compute: Compute,
+    /// Bytes of the buffer budget.
+    pub memory: usize,
+    /// What the times of its calls follow from.
+    pub seed: u64,
+}
+
+impl Options {
+    /// The documented defaults, but for `earliest` and no guard.
+    pub fn new() -> Self {
+        let settings = Settings {
+            prefix: PREFIX.to_owned(),
+            sink: SINK.to_owned(),
+            shape: Shape {
+                format: Format::Jsonl,
+                compression: Compression::None,
+                layout: Layout::Merged,
+                align: Align::Hour,
+            },
+            start: Start::Earliest,
+            target_bytes: 128 * MIB as u64,
+            max_window: Duration::from_secs(300),
+            checkpoint_every: 20,
+            fetch_concurrency: 4,
+            discovery_interval: Duration::from_secs(2),
+            safe_guard: Duration::ZERO,
+            lease_ttl: Duration::from_secs(30),
+            multipart_threshold_bytes: 64 * MIB as u64,
+            crash_at: CrashPoint::Never,
+        };
+        Self {
+            settings,
+            compute: Compute::InPlace,
+            memory: 1_024 * MIB,
+            seed: 1,
+        }
+    }
+}
+
+/// A running sink.
+pub struct Sink {
+    stop: watch::Sender<bool>,
+    tasks: JoinHandle<()>,
+    /// What it shows.
+    pub status: Arc<Status>,
+}
+
+struct VirtualClock {
+    start: Instant,
+    log: Arc<Log>,
+}
+
+impl Clock for VirtualClock {
+    fn boottime(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn wall_ms(&self) -> i64 {
+        self.log.now() / 1_000
+    }
+}
+
+impl Sink {
+    /// Starts one over a simulated link.
+    pub fn start(
+        log: &Arc<Log>,
+        bucket: &Arc<MemoryBucket>,
+        queues: &[&str],
+        options: &Options,
+    ) -> Self {
+        let budget = MemoryBudget::new(options.memory);
+        let link = Arc::new(Link::new(log, &budget, options.seed));
+        Self::over(link, budget, log, bucket, queues, options)
+    }
+
+    /// Starts one over any broker.
+    pub fn over(
+        broker: Arc<dyn Broker>,
+        budget: Arc<MemoryBudget>,
+        log: &Arc<Log>,
+        bucket: &Arc<MemoryBucket>,
+        queues: &[&str],
+        options: &Options,
+    ) -> Self {
+        let status = Arc::new(Status::default());
+        let context = Arc::new(Context {
+            broker,
+            bucket: Arc::clone(bucket) as _,
+            clock: Arc::new(VirtualClock {
+                start: Instant::now(),
+                log: Arc::clone(log),
+            }),
+            budget,
+            status: Arc::clone(&status),
+            jitter: Jitter::new(options.seed),
+            identity: Identity {
+                instance: "sink-0".to_owned(),
+                incarnation: format!("{:016x}", options.seed),
+            },
+            compute: options.compute,
+            settings: options.settings.clone(),
+        });
+        let (stop, stopping) = watch::channel(false);
+        let runs: Vec<_> = queues
+            .iter()
+            .map(|name| {
+                let context = Arc::clone(&context);
+                queue::run(context, Name::from(*name), None, stopping.clone())
+            })
+            .collect();
+        let tasks = tokio::spawn(async move {
+            join_all(runs).await;
+        });
+        Self {
+            stop,
+            tasks,
+            status,
+        }
+    }
+
+    /// Stops it as a signal does.
+    pub async fn stop(self) {
+        self.stop.send_replace(true);
+        self.tasks.await.expect("a queue's task does not panic");
+    }
+}
+
+/// The window that `queue`'s pointer stands at, and the pointer's `tEnd`; before the first pointer
+/// 0 and the least instant.
+pub fn committed(log: &Log, queue: &str) -> (u64, i64) {
+    let document = log.document(&format!("s3:{SINK}:{queue}:committed"));
+    document.map_or((0, i64::MIN), |pointer| {
+        let number = |field: &str| pointer[field].as_i64().expect("a pointer has both");
+        (number("k").unsigned_abs(), number("tEnd"))
+    })
+}
+
+/// Waits until `there`, an hour of the test's time at most.
+pub async fn eventually(what: &str, mut there: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(4 * 3_600);
+    while !there() {
+        assert!(Instant::now() < until, "still waiting: {what}");
+        sleep(Duration::from_millis(100)).await;
+    }
+}
