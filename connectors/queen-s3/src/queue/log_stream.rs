@@ -29,6 +29,8 @@ pub(super) struct LogStream<'a> {
     begun: VecDeque<Reading>,
     /// Ranges found deleted.
     pub(super) lost: Vec<OffsetRange>,
+    /// Late records that were found.
+    pub(super) late_found: Vec<OffsetRange>,
 }
 
 struct Reading {
@@ -107,6 +109,7 @@ impl<'a> LogStream<'a> {
             rest: partitions.iter(),
             begun: VecDeque::new(),
             lost: Vec::new(),
+            late_found: Vec::new(),
         }
     }
 
@@ -221,9 +224,19 @@ impl<'a> LogStream<'a> {
         reading.done = reading.position >= reading.watermark || last.ts >= self.to;
         let late = if reading.late { self.late } else { &[] };
         let partition = &reading.partition;
+        // An offset is not enough: another life of the partition has it too, and lies above.
+        let is_late = |record: &RecordIndex| {
+            record.ts < self.from
+                && ranges_of(late, partition).any(|range| range.contains(record.offset))
+        };
+        let found = chunk.records().iter().filter(|record| is_late(record));
+        self.late_found.extend(found.map(|record| OffsetRange {
+            partition: partition.to_string(),
+            from: record.offset,
+            to: record.offset,
+        }));
         let wanted = |record: &RecordIndex| {
-            (record.ts >= self.from && record.ts < self.to)
-                || ranges_of(late, partition).any(|range| range.contains(record.offset))
+            (record.ts >= self.from && record.ts < self.to) || is_late(record)
         };
         reading.chunks.extend(runs(&chunk, wanted));
         Ok(())

@@ -362,7 +362,8 @@ impl Task {
                 Ok(established) => established,
                 Err(end) => return end,
             };
-            if pending.is_some() {
+            let mut found = pending.is_some();
+            if found {
                 // The intent is found, not written here: another process may be writing its
                 // objects in the belief that it owns the queue, for one TTL after its lease at most.
                 let leases = if owned.taken_over { 2 } else { 1 };
@@ -381,6 +382,13 @@ impl Task {
                     match self.redo(fence, &standing, intent).await {
                         Ok(moved) => standing = moved,
                         Err(end) => return end,
+                    }
+                    // An intent from an older key/value store is followed by windows as well.
+                    if std::mem::take(&mut found) {
+                        match self.catch_up(fence, standing, None).await {
+                            Ok((moved, _)) => standing = moved,
+                            Err(end) => return end,
+                        }
                     }
                 }
                 self.status.stopped.store(false, Relaxed);

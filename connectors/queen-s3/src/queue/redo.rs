@@ -62,6 +62,14 @@ struct Found {
     doubtful: BTreeSet<Name>,
 }
 
+/// What reading a window again taught.
+struct Read {
+    /// Ranges found deleted.
+    lost: Vec<OffsetRange>,
+    /// Late records that are still there.
+    late: Vec<OffsetRange>,
+}
+
 impl<'a> Rebuilt<'a> {
     fn stream(self, task: &'a Task) -> LogStream<'a> {
         let to = Micros(self.intent.t_end);
@@ -70,7 +78,7 @@ impl<'a> Rebuilt<'a> {
 }
 
 /// Every range of `parts` once, without the records that an adopted object still has.
-fn all_lost(parts: [&[OffsetRange]; 3], kept: &[OffsetRange]) -> Vec<OffsetRange> {
+fn all_lost(parts: [&[OffsetRange]; 4], kept: &[OffsetRange]) -> Vec<OffsetRange> {
     let mut lost: Vec<OffsetRange> = Vec::new();
     for part in parts {
         lost.extend(subtract(part.to_vec(), &lost));
@@ -111,10 +119,13 @@ impl Task {
                 late: &carried.late,
             };
             match self.rebuild(fence, window, looking).await {
-                Ok((content, deleted)) => {
+                Ok((content, read)) => {
+                    let kept = &content.tally.kept;
+                    // Late records that were deleted since are not in the window.
+                    let gone = subtract(carried.late.clone(), &read.late);
                     let gaps = Gaps {
-                        lost: all_lost([&carried.lost, &found.lost, &deleted], &content.tally.kept),
-                        late: carried.late,
+                        lost: all_lost([&carried.lost, &found.lost, &read.lost, &gone], kept),
+                        late: subtract(carried.late, &subtract(gone, kept)),
                     };
                     return self.conclude(fence, standing, &intent, content, gaps).await;
                 }
@@ -210,7 +221,7 @@ impl Task {
         fence: &Fence,
         window: Rebuilt<'_>,
         looking: Looking,
-    ) -> Result<(Content, Vec<OffsetRange>), Redo> {
+    ) -> Result<(Content, Read), Redo> {
         // Once to learn the lengths that the objects' headers tell, once to write them.
         let sizes = self.measure(window).await?;
         let mut writer = WindowWriter::new(self, fence, window.intent, sizes, looking);
@@ -231,7 +242,11 @@ impl Task {
         }
         .await;
         writer.settle().await;
-        Ok((written?, stream.lost))
+        let read = Read {
+            lost: stream.lost,
+            late: stream.late_found,
+        };
+        Ok((written?, read))
     }
 
     async fn measure(&self, window: Rebuilt<'_>) -> Result<Sizes, Changed> {

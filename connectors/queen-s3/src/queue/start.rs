@@ -49,9 +49,20 @@ impl Task {
             }
             .into());
         }
+        self.catch_up(fence, standing, intent.as_ref()).await
+    }
+
+    /// Moves the pointer over the windows that the bucket holds beyond it, up to that of `intent`.
+    /// Answers where the queue stands then, and the intent if it has to be redone.
+    pub(super) async fn catch_up(
+        &self,
+        fence: &Fence,
+        mut standing: Standing,
+        intent: Option<&Intent>,
+    ) -> Result<(Standing, Option<Intent>), End> {
         let pending = loop {
             let next = standing.pointer.k + 1;
-            let open = intent.as_ref().filter(|intent| intent.k == next);
+            let open = intent.filter(|intent| intent.k == next);
             let manifest = self.manifest(next).await?;
             if let Some(manifest) = &manifest {
                 self.check_lineage(&standing, manifest)?;

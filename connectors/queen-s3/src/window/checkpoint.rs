@@ -89,6 +89,10 @@ impl Engine {
         let from = partition.position;
         let same_life = !matches!((partition.id, listed.id), (Some(a), Some(b)) if a != b);
         partition.id = listed.id.or(partition.id);
+        if !same_life {
+            self.forget_named(&listed.name);
+        }
+        let partition = self.partition_mut(id);
         partition.watermark = end;
         partition.listed_end = listed.last_offset + 1;
         partition.moved_at = now;

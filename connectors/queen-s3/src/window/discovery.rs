@@ -103,6 +103,7 @@ impl Engine {
     }
 
     fn meet(&mut self, listed: &ListedPartition) {
+        self.forget_named(&listed.name);
         let now = self.pass.pages;
         let watermark = listed.last_offset + 1;
         // A name that a complete full pass did not know is new, and so is all that it holds; and
@@ -194,8 +195,14 @@ impl Engine {
     /// Retention moved the log's start: what lies between it and the position was never read.
     pub(super) fn log_starts_at(&mut self, id: PartitionId, log_start: i64) {
         if let Some(seek) = self.seeks.get_mut(&id) {
+            let lo = seek.lo();
             if let super::seek::Probe::ReadFrom(from) = seek.cut(log_start) {
                 self.end_seek(id, from);
+            }
+            if log_start > lo {
+                // What went was in doubt: the next record seen tells whether it was written.
+                self.doubted_losses.entry(id).or_insert(lo);
+                self.settle_emptied(id);
             }
             return;
         }
@@ -221,6 +228,18 @@ impl Engine {
         }
     }
 
+    /// Nothing is left of `id` that could tell of a doubtful loss whether it is one.
+    fn settle_emptied(&mut self, id: PartitionId) {
+        let partition = self.partition(id);
+        if self.seeks.contains_key(&id) || partition.is_behind() {
+            return;
+        }
+        let end = partition.position;
+        if let Some(from) = self.doubted_losses.remove(&id) {
+            self.note_lost(id, from, end - 1);
+        }
+    }
+
     /// Everything of `id` below `end` is in earlier windows: it is neither read nor lost.
     pub(super) fn pass_over(&mut self, id: PartitionId, end: i64) {
         self.seeks.remove(&id);
@@ -240,6 +259,7 @@ impl Engine {
         let former_end = self.partition(id).listed_end;
         self.former_ends.insert(id, former_end);
         self.end_life(id);
+        self.forget_named(&listed.name);
         let partition = self.partition_mut(id);
         partition.id = listed.id;
         partition.position = 0;

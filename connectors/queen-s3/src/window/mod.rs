@@ -73,8 +73,8 @@ pub struct Engine {
     buffered_bytes: u64,
     /// Ranges deleted before they were read, for the next window's manifest.
     lost: Vec<OffsetRange>,
-    /// Ranges that an earlier manifest names already.
-    named: Vec<OffsetRange>,
+    /// Ranges that an earlier manifest names already, by partition.
+    named: HashMap<String, Vec<OffsetRange>>,
     suspects: usize,
     /// Whether a full pass was complete: a name met from then on is new.
     all_known: bool,
@@ -110,7 +110,7 @@ impl Engine {
             bytes_at: BTreeMap::new(),
             buffered_bytes: 0,
             lost: Vec::new(),
-            named: Vec::new(),
+            named: HashMap::new(),
             suspects: 0,
             all_known: false,
             generations: 0,
@@ -166,7 +166,16 @@ impl Engine {
     /// Notes ranges that the last window's manifest names: a position restored from before it would
     /// find them missing again.
     pub fn note_named(&mut self, named: Vec<OffsetRange>) {
-        self.named = named;
+        for range in named {
+            let ranges = self.named.entry(range.partition.clone()).or_default();
+            ranges.push(range);
+        }
+    }
+
+    /// Forgets what a manifest names of a partition whose life may be another one: a range tells no
+    /// lives apart, and a loss named twice harms less than one not named.
+    fn forget_named(&mut self, partition: &str) {
+        self.named.remove(partition);
     }
 
     /// Notes ranges that are lost although nothing here shows it.
@@ -247,7 +256,11 @@ impl Engine {
                 from,
                 to,
             };
-            self.lost.extend(subtract(vec![range], &self.named));
+            let named = self
+                .named
+                .get(&range.partition)
+                .map_or(&[][..], Vec::as_slice);
+            self.lost.extend(subtract(vec![range], named));
         }
     }
 }

@@ -176,6 +176,10 @@ impl Engine {
         let cut = self.cut;
         match self.seeks.get_mut(&request.id) {
             Some(seek) => {
+                if ts < cut {
+                    // Everything before it is in earlier windows, what went as well.
+                    self.doubted_losses.remove(&request.id);
+                }
                 if let Probe::ReadFrom(from) = seek.seen(request.offset, offset, ts, cut) {
                     self.end_seek(request.id, from);
                 }

@@ -112,3 +112,18 @@ fn a_restored_position_of_a_former_life_is_not_used() {
     assert_eq!(request(&mut engine, "a").offset, 0);
     assert_eq!(request(&mut engine, "b").offset, 0);
 }
+
+#[test]
+fn what_a_manifest_names_of_a_former_life_does_not_hide_a_loss_of_the_next() {
+    let mut engine = engine(1_000);
+    engine.restore(vec![position("a", 10, Some(1))]);
+    engine.note_named(vec![OffsetRange {
+        partition: "a".into(),
+        from: 0,
+        to: 20,
+    }]);
+    pass(&mut engine, 1_010, &[listed("a", 0, 9, Some(2))]);
+    run_pass(&mut engine, 1_011, &[], true);
+    let lost: Vec<_> = engine.take_lost();
+    assert_eq!((lost[0].from, lost[0].to), (0, 9));
+}

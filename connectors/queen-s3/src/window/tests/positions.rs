@@ -176,3 +176,29 @@ fn a_doubtful_loss_whose_log_is_emptied_is_settled() {
         assert_eq!(ranges, lost);
     }
 }
+
+#[test]
+fn what_goes_while_a_position_is_searched_is_lost_unless_it_was_below_the_committed_end() {
+    for (ts, lost) in [(1_001, vec![(0, 39)]), (999, vec![])] {
+        let mut engine = engine(1_000);
+        pass(&mut engine, 1_010, &[listed("a", 0, 999, None)]);
+        assert!(
+            engine.wants_probes(),
+            "too much is in doubt to be read through"
+        );
+        pass(&mut engine, 1_010, &[listed("a", 40, 999, None)]);
+        while engine.wants_probes() {
+            let probe = engine.next_probes(1).remove(0);
+            let seen = if probe.offset == 40 { ts } else { 1_002 };
+            let batch = batch(&[(probe.offset, seen)], &MemoryBudget::new(usize::MAX));
+            engine.read(&probe, &batch, &entry(1, 1_000));
+            engine.unread(&probe);
+        }
+        let ranges: Vec<_> = engine
+            .take_lost()
+            .iter()
+            .map(|range| (range.from, range.to))
+            .collect();
+        assert_eq!(ranges, lost);
+    }
+}

@@ -77,7 +77,7 @@ pub fn fetch_body(log: &Log, request: &FetchRequest, limits: FetchLimits) -> (St
             quote(&request.queue),
             quote(&entry.partition)
         );
-        let Some(queue) = log.queues.get(&*request.queue) else {
+        let Some(queue) = log.living(&request.queue) else {
             body.push_str(
                 "],\"highWatermark\":0,\"logStartOffset\":0,\"error\":\"UNKNOWN_TOPIC_OR_PARTITION\"}",
             );

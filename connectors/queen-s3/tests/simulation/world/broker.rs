@@ -18,6 +18,7 @@ use super::World;
 use super::bodies::{FetchLimits, fetch_body};
 use super::checker::Batch;
 use super::network::{Failure, Link};
+use super::sight::Shown;
 
 #[async_trait]
 impl Broker for Link {
@@ -76,6 +77,7 @@ impl Broker for Link {
             None => "changed".to_owned(),
         };
         let request = request.cloned();
+        let asked = request.clone();
         let answer = self
             .call(
                 &what,
@@ -86,6 +88,15 @@ impl Broker for Link {
                 }),
             )
             .await;
+        let answer = answer.map(|(answer, shown)| {
+            if let Some(request) = &asked {
+                self.world.with(|state| {
+                    let sight = state.checker.sight(&self.process.name, &request.queue);
+                    shown.iter().for_each(|shown| sight.shown(shown));
+                });
+            }
+            answer
+        });
         if let Ok(answer) = &answer {
             self.world.note(format_args!(
                 "  safe {} {:?}",
@@ -165,9 +176,13 @@ impl Broker for Link {
             "queues",
             false,
             Arc::new(|world: Arc<World>| {
-                Box::pin(
-                    async move { world.with(|state| state.log.queues.keys().cloned().collect()) },
-                )
+                Box::pin(async move {
+                    world.with(|state| {
+                        let queues = state.log.queues.iter();
+                        let living = queues.filter(|(_, queue)| !queue.gone);
+                        living.map(|(name, _)| name.clone()).collect()
+                    })
+                })
             }),
         )
         .await
@@ -215,7 +230,7 @@ async fn answer_fetch(world: &World, request: &FetchRequest) -> String {
     }
 }
 
-async fn answer_changed(world: &World, request: Option<&ChangedRequest>) -> Changed {
+async fn answer_changed(world: &World, request: Option<&ChangedRequest>) -> (Changed, Vec<Shown>) {
     let now = world.broker_now();
     let (safe, degraded, gap) = world.with(|state| {
         let (safe, degraded) = state.log.safe_time(now);
@@ -238,15 +253,16 @@ async fn answer_changed(world: &World, request: Option<&ChangedRequest>) -> Chan
         next: None,
         error: None,
     };
+    let mut shown = Vec::new();
     let Some(request) = request else {
-        return answer;
+        return (answer, shown);
     };
     let limit = (request.limit as usize)
         .clamp(1, 1_000)
         .min(world.scenario.page);
     world.with(|state| {
         let queue = &*request.queue;
-        if !state.log.queues.contains_key(queue) {
+        if state.log.living(queue).is_none() {
             answer.error = Some(EntryError::UnknownQueue);
             return;
         }
@@ -256,11 +272,20 @@ async fn answer_changed(world: &World, request: Option<&ChangedRequest>) -> Chan
         };
         answer.next = after;
         answer.partitions = listed;
+        shown = answer.partitions.iter().filter_map(shown_by).collect();
         if !world.scenario.ids {
             answer.partitions.iter_mut().for_each(|line| line.id = None);
         }
     });
-    answer
+    (answer, shown)
+}
+
+fn shown_by(line: &ListedPartition) -> Option<Shown> {
+    Some(Shown {
+        life: line.id?.as_u128(),
+        log_start: line.log_start,
+        end: line.last_offset + 1,
+    })
 }
 
 /// A page and the cursor of the next one; `None` for a cursor that is none of this mode.

@@ -13,6 +13,7 @@ use queen_s3::bucket::{
 use super::World;
 use super::network::{Failure, Link};
 use super::objects::{Object, hex, md5_of};
+use super::scenario::ETags;
 
 /// Bytes that a download hands out at a time.
 const CHUNK: usize = 700;
@@ -20,6 +21,7 @@ const CHUNK: usize = 700;
 #[async_trait]
 impl Bucket for Link {
     async fn put(&self, key: &str, body: ObjectBody) -> Result<(), BucketError> {
+        let who = self.process.name.clone();
         self.check_fence(key);
         let content: Bytes = body.pieces.concat().into();
         if md5_of(&content) != body.md5 {
@@ -32,11 +34,12 @@ impl Bucket for Link {
             &format!("put {key}"),
             true,
             Arc::new(move |world| {
-                let (key, content) = (at.clone(), content.clone());
+                let (who, key, content) = (who.clone(), at.clone(), content.clone());
                 Box::pin(async move {
                     let etag = hex(&md5_of(&content));
                     show(
                         &world,
+                        &who,
                         &key,
                         Object {
                             bytes: content,
@@ -47,7 +50,11 @@ impl Bucket for Link {
             }),
         )
         .await
-        .map_err(|failure| error("put", key, failure))
+        .map_err(|failure| error("put", key, failure))?;
+        if key.contains("/checkpoint/") {
+            self.process.checkpoint_written();
+        }
+        Ok(())
     }
 
     async fn get(&self, key: &str) -> Result<Option<ObjectReader>, BucketError> {
@@ -68,6 +75,13 @@ impl Bucket for Link {
         let breaks = self
             .world
             .with(|state| !state.calm && state.dice.chance(self.world.scenario.error_rate / 4.0));
+        if let Some(object) = found.as_ref().filter(|_| !breaks)
+            && key.contains("/checkpoint/")
+        {
+            let who = &self.process.name;
+            self.world
+                .with(|state| state.checker.checkpoint_read(who, key, &object.bytes));
+        }
         Ok(found.map(|object| {
             let mut chunks: Vec<_> = object
                 .bytes
@@ -88,6 +102,7 @@ impl Bucket for Link {
 
     async fn head(&self, key: &str) -> Result<Option<ObjectInfo>, BucketError> {
         let at = key.to_owned();
+        let etags = self.world.scenario.etags;
         self.call(
             &format!("head {key}"),
             false,
@@ -97,7 +112,11 @@ impl Bucket for Link {
                     world.with(|state| {
                         state.objects.visible.get(&key).map(|object| ObjectInfo {
                             size: object.bytes.len() as u64,
-                            etag: Some(object.etag.clone()),
+                            etag: match etags {
+                                ETags::Plain => Some(object.etag.clone()),
+                                ETags::Opaque => Some("of-no-meaning".to_owned()),
+                                ETags::Missing => None,
+                            },
                         })
                     })
                 })
@@ -108,6 +127,9 @@ impl Bucket for Link {
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage, BucketError> {
+        if after.is_none() && prefix.contains("/checkpoint/") {
+            self.reading_begins(prefix);
+        }
         let (at, from) = (prefix.to_owned(), after.map(str::to_owned));
         self.call(
             &format!("list {prefix}"),
@@ -191,16 +213,18 @@ impl Bucket for Link {
         upload_id: &str,
         etags: &[String],
     ) -> Result<(), BucketError> {
+        let who = self.process.name.clone();
         self.check_fence(key);
         let (at, id, parts) = (key.to_owned(), upload_id.to_owned(), etags.to_vec());
         self.call(
             &format!("complete {key}"),
             false,
             Arc::new(move |world: Arc<World>| {
-                let (key, id, etags) = (at.clone(), id.clone(), parts.clone());
+                let (who, key) = (who.clone(), at.clone());
+                let (id, etags) = (id.clone(), parts.clone());
                 Box::pin(async move {
                     let object = world.with(|state| state.objects.complete(&key, &id, &etags));
-                    object.map(|object| show(&world, &key, object))
+                    object.map(|object| show(&world, &who, &key, object))
                 })
             }),
         )
@@ -225,6 +249,20 @@ impl Bucket for Link {
 }
 
 impl Link {
+    /// A list of checkpoints is where a reading state begins, unless it follows a new one.
+    fn reading_begins(&self, prefix: &str) {
+        if self.process.take_checkpoint_written() {
+            return;
+        }
+        let who = &self.process.name;
+        let probe = format!("{prefix}{:010}.json.zst", 0);
+        self.world.with(|state| {
+            if let Some(queue) = state.checker.queue_of(&probe) {
+                state.checker.reading_begins(who, &queue, &mut state.log);
+            }
+        });
+    }
+
     /// No upload may begin that could outlive the lease by more than itself.
     fn check_fence(&self, key: &str) {
         let ttl = Duration::from_secs(u64::try_from(self.world.scenario.lease_ttl_s).unwrap_or(1));
@@ -243,10 +281,11 @@ impl Link {
     }
 }
 
-fn show(world: &World, key: &str, object: Object) {
+fn show(world: &World, who: &str, key: &str, object: Object) {
     let verdict = world.with(|state| {
         let former = state.objects.visible.insert(key.to_owned(), object.clone());
         state.checker.object_visible(
+            who,
             key,
             &object.bytes,
             former.as_ref().map(|former| &former.bytes),

@@ -1,6 +1,7 @@
 //! What must hold after every write to the bucket and to the key/value store.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use queen_protocol::kv::{KvOpKind, KvOperation, KvResult};
@@ -15,8 +16,9 @@ use sha2::{Digest, Sha256};
 use super::log::{Log, RecordKey};
 use super::objects::{Objects, hex};
 use super::scenario::Scenario;
+use super::sight::Sight;
 use super::spelling::{self, Named};
-use super::window::{expected_line, lines};
+use super::window::{expected_body, lines};
 
 type Verdict = Result<(), String>;
 
@@ -44,6 +46,12 @@ pub struct Batch<'a> {
 pub struct Checker {
     lakes: BTreeMap<String, Lake>,
     lease_ttl_s: i64,
+    /// Which reading state of which process, by process and queue, knows what.
+    sights: BTreeMap<(String, String), Sight>,
+    /// Counts placements and reading states.
+    count: u64,
+    /// Checkpoints that do not say what was written into them.
+    damaged: BTreeSet<String>,
     /// Windows committed in the whole run.
     pub windows: u64,
     /// Moves of a pointer without a window.
@@ -60,9 +68,15 @@ struct Lake {
     intents: BTreeMap<u64, Intent>,
     /// Greatest end of an intent or a pointer: nothing below it may appear in the log any more.
     closed: i64,
-    windows: BTreeMap<u64, BTreeSet<String>>,
+    windows: BTreeMap<u64, BTreeSet<Arc<str>>>,
     objects: BTreeMap<String, Vec<RecordKey>>,
     manifests: BTreeMap<u64, Manifest>,
+    /// The process that last began to read.
+    reader: String,
+    /// Records that broke a promise.
+    broken: Vec<RecordKey>,
+    /// Key of another lake's manifest that lies here: nobody may write.
+    foreign: Option<String>,
 }
 
 impl Checker {
@@ -79,6 +93,9 @@ impl Checker {
         Self {
             lakes: scenario.queues.iter().map(lake).collect(),
             lease_ttl_s: scenario.lease_ttl_s,
+            sights: BTreeMap::new(),
+            count: 0,
+            damaged: BTreeSet::new(),
             windows: 0,
             idle_moves: 0,
         }
@@ -97,7 +114,7 @@ impl Checker {
         Some(self.lakes.get(queue)?.pointer.as_ref()?.t_end)
     }
 
-    /// Deleted records of living partitions that no window holds and no manifest names.
+    /// Deleted records that no window holds and no manifest names: what no sink can have known of.
     pub fn unannounced(&self, log: &Log) -> u64 {
         let of = |lake: &Lake| {
             let (Some(queue), Some(start)) = (log.queues.get(&lake.queue), lake.start) else {
@@ -106,10 +123,148 @@ impl Checker {
             let below = queue.truth.range((start, "".into(), i64::MIN)..);
             below
                 .filter(|(_, truth)| truth.deleted && truth.placed.is_none() && !truth.announced)
-                .filter(|(_, truth)| !queue.ended.contains(&truth.life))
                 .count() as u64
         };
         self.lakes.values().map(of).sum()
+    }
+
+    /// Process `who` begins to read `queue` from nothing.
+    pub fn reading_begins(&mut self, who: &str, queue: &str, log: &mut Log) {
+        self.count += 1;
+        let sight = Sight::new(self.count);
+        self.sights
+            .insert((who.to_owned(), queue.to_owned()), sight);
+        let (Some(lake), Some(queue)) = (self.lakes.get_mut(queue), log.queues.get_mut(queue))
+        else {
+            return;
+        };
+        who.clone_into(&mut lake.reader);
+        // What came late and was not read cannot be told any more from what is in a window, nor
+        // can what precedes it be found by bisection.
+        let mut bound: BTreeMap<u128, i64> = BTreeMap::new();
+        for key in &lake.broken {
+            if let Some(truth) = queue.truth.get(key) {
+                let offset = bound.entry(truth.life).or_insert(key.2);
+                *offset = (*offset).max(key.2);
+            }
+        }
+        if bound.is_empty() {
+            return;
+        }
+        for (key, truth) in &mut queue.truth {
+            let within = bound.get(&truth.life).is_some_and(|bound| key.2 <= *bound);
+            truth.excused |= within && truth.placed.is_none();
+        }
+    }
+
+    /// What process `who` knows of `queue`.
+    pub fn sight(&mut self, who: &str, queue: &str) -> &mut Sight {
+        self.sights
+            .entry((who.to_owned(), queue.to_owned()))
+            .or_default()
+    }
+
+    /// Process `who` has read the checkpoint `key`.
+    pub fn checkpoint_read(&mut self, who: &str, key: &str, content: &[u8]) {
+        let read = zstd::decode_all(content)
+            .ok()
+            .and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+        let (Some(document), Some(queue)) = (read, self.queue_of(key)) else {
+            return;
+        };
+        let fits = self.lakes[&queue].pointer.as_ref().is_some_and(|pointer| {
+            document["k"].as_u64() <= Some(pointer.k)
+                && document["tEnd"].as_i64() <= Some(pointer.t_end)
+        });
+        if fits && !self.damaged.contains(key) {
+            self.sight(who, &queue).restored(&document);
+        }
+    }
+
+    /// A checkpoint does not say any more what was written into it.
+    pub fn checkpoint_damaged(&mut self, key: &str) {
+        self.damaged.insert(key.to_owned());
+    }
+
+    /// The key/value store holds other documents of `queue` than were written last.
+    pub fn store_replaced(
+        &mut self,
+        queue: &str,
+        pointer: Option<CommitPointer>,
+        intent: Option<Intent>,
+    ) {
+        let Some(lake) = self.lakes.get_mut(queue) else {
+            return;
+        };
+        let last = lake.manifests.keys().last().copied().unwrap_or(0);
+        lake.intents.retain(|k, _| *k <= last);
+        if let (Some(pointer), Some(intent)) = (&pointer, intent)
+            && intent.k > last
+            && intent.k == pointer.k + 1
+        {
+            lake.intents.insert(intent.k, intent);
+        }
+        if pointer.is_none() && last == 0 {
+            // Another lake begins in the place of this one, which holds nothing.
+            lake.lineage = None;
+        }
+        lake.pointer = pointer;
+    }
+
+    /// Another lake's manifest lies at `key`, or does not any more.
+    pub fn foreign(&mut self, queue: &str, key: Option<String>) {
+        if let Some(lake) = self.lakes.get_mut(queue) {
+            lake.foreign = key;
+        }
+    }
+
+    /// Number and objects of the window whose objects no intent and no manifest names, if there is
+    /// one.
+    pub fn unnamed(&self, queue: &str) -> Option<(u64, Vec<String>)> {
+        let lake = self.lakes.get(queue)?;
+        let k = lake.pointer.as_ref()?.k + 1;
+        let named = lake.intents.contains_key(&k) || lake.manifests.contains_key(&k);
+        let keys = lake
+            .windows
+            .get(&k)
+            .filter(|keys| !named && !keys.is_empty())?;
+        Some((k, keys.iter().map(ToString::to_string).collect()))
+    }
+
+    /// Whether some queue has an intent that is not committed yet.
+    pub fn amid_a_window(&self) -> bool {
+        self.lakes.values().any(|lake| {
+            let pointed = lake.pointer.as_ref().map_or(0, |pointer| pointer.k);
+            lake.intents.keys().last().is_some_and(|k| *k > pointed)
+        })
+    }
+
+    /// Whether `queue` has manifests and no pointer.
+    pub fn stranded(&self, queue: &str) -> bool {
+        self.lakes
+            .get(queue)
+            .is_some_and(|lake| lake.pointer.is_none() && !lake.manifests.is_empty())
+    }
+
+    /// Window number of `queue`'s pointer.
+    pub fn pointed(&self, queue: &str) -> Option<u64> {
+        Some(self.lakes.get(queue)?.pointer.as_ref()?.k)
+    }
+
+    /// An operator moved an object away.
+    pub fn object_moved(&mut self, queue: &str, k: u64, key: &str, log: &mut Log) {
+        let (Some(lake), Some(queue)) = (self.lakes.get_mut(queue), log.queues.get_mut(queue))
+        else {
+            return;
+        };
+        for record in lake.objects.remove(key).unwrap_or_default() {
+            if let Some(truth) = queue.truth.get_mut(&record) {
+                truth.placed = None;
+            }
+        }
+        if let Some(keys) = lake.windows.get_mut(&k) {
+            keys.remove(key);
+        }
     }
 
     /// A segment of `queue` became visible.
@@ -125,6 +280,20 @@ impl Checker {
         Ok(())
     }
 
+    /// A record became visible below what the broker had promised. A reading state that has not met
+    /// its partition yet cannot tell it from one that an earlier window holds.
+    pub fn promise_broken(&mut self, queue: &str, key: RecordKey, log: &mut Log) {
+        let truth = log.queues.get_mut(queue);
+        let truth = truth.and_then(|queue| queue.truth.get_mut(&key));
+        let (Some(lake), Some(truth)) = (self.lakes.get_mut(queue), truth) else {
+            return;
+        };
+        let reader = (lake.reader.clone(), queue.to_owned());
+        let met = self.sights.get(&reader);
+        truth.excused = !met.is_some_and(|sight| sight.has_met(truth.life));
+        lake.broken.push(key);
+    }
+
     /// An object is gone.
     pub fn object_deleted(&self, key: &str) -> Verdict {
         let checkpoint = self
@@ -138,22 +307,37 @@ impl Checker {
     /// An object became visible under `key`, in the place of `former`.
     pub fn object_visible(
         &mut self,
+        who: &str,
         key: &str,
         content: &Bytes,
         former: Option<&Bytes>,
         log: &mut Log,
         objects: &Objects,
     ) -> Verdict {
+        self.count += 1;
         for lake in self.lakes.values_mut() {
-            match spelling::named(&lake.queue, key) {
-                Some(Named::Data { k, start, end }) => {
-                    return lake.data(key, (k, start, end), content, former, log);
+            let Some(named) = spelling::named(&lake.queue, key) else {
+                continue;
+            };
+            must!(
+                lake.foreign.is_none(),
+                "{who} writes {key} beside another lake's manifest"
+            );
+            match named {
+                Named::Data { k, start, end } => {
+                    return lake.data(key, (k, start, end), content, former, log, self.count);
                 }
-                Some(Named::Manifest(k)) => {
-                    return lake.manifest(key, k, content, former.is_some(), log, objects);
+                Named::Manifest(k) => {
+                    let sight = self.sights.get(&(who.to_owned(), lake.queue.clone()));
+                    let none = Sight::default();
+                    let sight = sight.unwrap_or(&none);
+                    let again = former.is_some();
+                    return lake.manifest((key, k), content, again, log, objects, sight);
                 }
-                Some(Named::Checkpoint(k)) => return lake.checkpoint(key, k, content),
-                None => {}
+                Named::Checkpoint(k) => {
+                    self.damaged.remove(key);
+                    return lake.checkpoint(key, k, content);
+                }
             }
         }
         Err(format!("{key} is no key of a lake"))
@@ -167,6 +351,7 @@ impl Checker {
         objects: &Objects,
     ) -> Result<Vec<String>, String> {
         let mut leases = Vec::new();
+        let mut claimed = Vec::new();
         for (index, (operation, result)) in batch.operations.iter().zip(batch.results).enumerate() {
             if !operation.op.is_write() || result.applied != Some(true) {
                 continue;
@@ -192,22 +377,34 @@ impl Checker {
                 lease(operation, self.lease_ttl_s)?;
                 if operation.op != KvOpKind::Delete {
                     leases.push(lake.queue.clone());
+                    // A refresh insists on its version, a claim looks whether it won.
+                    claimed.extend(operation.required.is_none().then(|| lake.queue.clone()));
                 }
                 continue;
             }
+            must!(
+                lake.foreign.is_none(),
+                "{} writes {key} beside another lake's manifest",
+                batch.who
+            );
             fenced(batch.operations, index)?;
             must!(operation.forever == Some(true), "{key} expires");
             match document {
                 "intent" => lake.intent(read(operation)?, log)?,
                 "committed" => {
                     let windows = lake.pointer.as_ref().map_or(0, |pointer| pointer.k);
-                    lake.commit(read(operation)?, log, objects)?;
-                    let moved = lake.pointer.as_ref().map_or(0, |pointer| pointer.k) - windows;
+                    let sight = self.sights.get(&(batch.who.to_owned(), lake.queue.clone()));
+                    lake.commit(read(operation)?, log, objects, sight)?;
+                    let moved = lake.pointer.as_ref().map_or(0, |pointer| pointer.k);
+                    let moved = moved.saturating_sub(windows);
                     self.windows += moved;
                     self.idle_moves += u64::from(moved == 0);
                 }
                 _ => return Err(format!("{} writes the unknown key {key}", batch.who)),
             }
+        }
+        for queue in claimed {
+            self.reading_begins(batch.who, &queue, log);
         }
         Ok(leases)
     }
@@ -221,7 +418,7 @@ impl Checker {
             let start = lake.start.unwrap_or(i64::MAX);
             for (key, truth) in queue.truth.range((start, "".into(), i64::MIN)..) {
                 must!(
-                    truth.placed.is_some() || truth.deleted,
+                    truth.settled(),
                     "record {key:?} of {} never reached the lake",
                     lake.queue
                 );
@@ -340,10 +537,26 @@ impl Lake {
         Ok(())
     }
 
-    fn commit(&mut self, pointer: CommitPointer, log: &mut Log, objects: &Objects) -> Verdict {
+    fn commit(
+        &mut self,
+        pointer: CommitPointer,
+        log: &mut Log,
+        objects: &Objects,
+        sight: Option<&Sight>,
+    ) -> Verdict {
         let queue = self.queue.clone();
         self.lineage(pointer.lineage.as_deref(), "a pointer")?;
         let Some(former) = self.pointer.clone() else {
+            if let Some((k, newest)) = self.manifests.last_key_value() {
+                let own = (pointer.k, pointer.t_end, &*pointer.manifest);
+                let expected = (*k, newest.t_end, &*spelling::manifest(&queue, *k));
+                must!(
+                    own == expected,
+                    "{queue} goes on at {own:?} instead of its newest window {expected:?}"
+                );
+                self.pointer = Some(pointer);
+                return Ok(());
+            }
             must!(
                 pointer.k == 0,
                 "the first pointer of {queue} is at window {}",
@@ -381,7 +594,7 @@ impl Lake {
             self.commit_window(&former, &pointer, objects)?;
         }
         let (from, to) = (former.t_end, pointer.t_end);
-        self.tiled(from, to, pointer.k, pointer.k > former.k, log)?;
+        self.tiled((from, to), pointer.k, pointer.k > former.k, log, sight)?;
         self.closed = self.closed.max(to);
         self.pointer = Some(pointer);
         Ok(())
@@ -428,9 +641,16 @@ impl Lake {
         Ok(())
     }
 
-    /// Every record with `from <= ts < to` is in window `k`, was announced as lost, or went with
-    /// its partition.
-    fn tiled(&mut self, from: i64, to: i64, k: u64, window: bool, log: &mut Log) -> Verdict {
+    /// Every record with `from <= ts < to` is in window `k`, is named as lost, or went before the
+    /// committer's reading state knew of it.
+    fn tiled(
+        &mut self,
+        (from, to): (i64, i64),
+        k: u64,
+        window: bool,
+        log: &mut Log,
+        sight: Option<&Sight>,
+    ) -> Verdict {
         let Some(found) = log.queues.get(&self.queue) else {
             return Ok(());
         };
@@ -440,18 +660,20 @@ impl Lake {
             .truth
             .range((from, "".into(), i64::MIN)..(to, "".into(), i64::MIN))
         {
-            let here = truth
-                .placed
-                .as_ref()
-                .is_some_and(|object| keys.contains(object));
-            if here || (truth.placed.is_none() && truth.announced) {
-                continue;
-            }
-            if truth.placed.is_none() && truth.deleted {
-                continue;
-            }
+            let why = match &truth.placed {
+                Some(object) if keys.contains(object) => continue,
+                // It goes into a later window, or is in a former one.
+                _ if truth.broken || truth.excused => continue,
+                Some(_) => "not in what was",
+                None if truth.announced => continue,
+                None if !truth.deleted => "not in what was",
+                None if sight.is_some_and(|sight| sight.knows(truth.life, key.2)) => {
+                    "deleted, known to have been there, and not named as lost in what was"
+                }
+                None => continue,
+            };
             return Err(format!(
-                "record {key:?} of {} is not in what was committed as [{from}, {to}), window {k}: {truth:?}",
+                "record {key:?} of {} is {why} committed as [{from}, {to}), window {k}: {truth:?}",
                 self.queue
             ));
         }

@@ -25,12 +25,28 @@ pub struct Truth {
     pub payload: String,
     /// The partition's life that it belongs to.
     pub life: u128,
+    /// Its place in the order in which segments became visible.
+    pub order: u64,
+    /// Whether it appeared below a `safeTime` that the broker had answered, or below the `ts` of the
+    /// record before it.
+    pub broken: bool,
     /// Whether it was deleted.
     pub deleted: bool,
     /// Key of the object that holds it, once one does.
-    pub placed: Option<String>,
+    pub placed: Option<Arc<str>>,
+    /// The checker's count when it was placed.
+    pub placed_at: u64,
     /// Whether a manifest names it as lost.
     pub announced: bool,
+    /// Whether no sink can be asked for it: one that came late, and then the reading state went.
+    pub excused: bool,
+}
+
+impl Truth {
+    /// Whether nothing more is to come of it.
+    pub fn settled(&self) -> bool {
+        self.placed.is_some() || self.announced || self.deleted || self.excused
+    }
 }
 
 /// One record of a push.
@@ -83,6 +99,10 @@ pub struct Queue {
     pub lives: BTreeMap<(Name, i64), Vec<i64>>,
     /// Lives that have ended.
     pub ended: BTreeSet<u128>,
+    /// Whether it was deleted and is not made again yet.
+    pub gone: bool,
+    /// Partitions that get no push: a new life without an id, until all of it is in the lake.
+    pub quiet: BTreeMap<Name, u128>,
 }
 
 #[derive(Debug)]
@@ -97,6 +117,7 @@ struct Insertion {
     queue: String,
     partition: Name,
     ts: i64,
+    broken: bool,
     records: Vec<NewRecord>,
 }
 
@@ -110,6 +131,8 @@ pub struct Log {
     transactions: BTreeMap<u64, Transaction>,
     held: BTreeSet<(String, Name)>,
     next_transaction: u64,
+    order: u64,
+    broken: Vec<(String, RecordKey)>,
     /// Whether a session that writes nothing is hidden from the broker.
     pub hidden_session: bool,
     write_at_lag: i64,
@@ -151,35 +174,41 @@ impl Log {
         self.next_transaction
     }
 
-    /// Writes a segment that nobody sees before the commit. False when another transaction holds
-    /// the partition or the queue does not exist.
+    /// Writes a segment that nobody sees before the commit. With `back` the broker breaks its
+    /// promise: the segment's `ts` lies that far back, µs, whatever was answered. False when
+    /// another transaction holds the partition or the queue does not exist.
     pub fn insert(
         &mut self,
         transaction: u64,
         now: i64,
-        queue: &str,
-        partition: &Name,
+        (queue, partition): (&str, &Name),
         records: Vec<NewRecord>,
+        back: Option<i64>,
     ) -> bool {
         let lock = (queue.to_owned(), Arc::clone(partition));
-        let Some(found) = self.queues.get(queue) else {
+        let Some(found) = self.living(queue) else {
             return false;
         };
-        if !self.held.insert(lock) {
+        if found.quiet.contains_key(partition) || self.held.contains(&lock) {
             return false;
         }
         let last = found
             .partitions
             .get(partition)
             .map_or(i64::MIN, |found| found.last_ts);
+        self.held.insert(lock);
         let Some(open) = self.transactions.get_mut(&transaction) else {
             return false;
         };
-        let ts = now.max(open.started).max(last).max(self.floor);
+        let ts = match back {
+            Some(back) => now - back,
+            None => now.max(open.started).max(last).max(self.floor),
+        };
         open.inserted.push(Insertion {
             queue: queue.to_owned(),
             partition: Arc::clone(partition),
             ts,
+            broken: back.is_some(),
             records,
         });
         true
@@ -194,7 +223,8 @@ impl Log {
         }
     }
 
-    /// Makes a transaction's segments visible; answers `(queue, ts)` of each. `id` names the life
+    /// Makes a transaction's segments visible; answers `(queue, ts)` of each that keeps the
+    /// broker's promise. `id` names the life
     /// of a partition that it creates.
     pub fn commit(&mut self, transaction: u64, mut id: impl FnMut() -> u128) -> Vec<(String, i64)> {
         let Some(ended) = self.transactions.remove(&transaction) else {
@@ -205,14 +235,19 @@ impl Log {
             self.held
                 .remove(&(insertion.queue.clone(), Arc::clone(&insertion.partition)));
             assert!(
-                insertion.ts >= self.promised,
+                insertion.broken || insertion.ts >= self.promised,
                 "the simulated broker breaks its promise: {} below {}",
                 insertion.ts,
                 self.promised
             );
-            let Some(queue) = self.queues.get_mut(&insertion.queue) else {
+            let Some(queue) = self
+                .queues
+                .get_mut(&insertion.queue)
+                .filter(|queue| !queue.gone)
+            else {
                 continue;
             };
+            self.order += 1;
             let lag = self.write_at_lag;
             let partition = queue
                 .partitions
@@ -221,7 +256,8 @@ impl Log {
             if insertion.ts - partition.last_write_at >= lag {
                 partition.last_write_at = insertion.ts.div_euclid(SECOND) * SECOND;
             }
-            partition.last_ts = insertion.ts;
+            let broken = insertion.ts < self.promised || insertion.ts < partition.last_ts;
+            partition.last_ts = partition.last_ts.max(insertion.ts);
             let first = partition.next;
             for (offset, record) in (first..).zip(&insertion.records) {
                 let name = Arc::clone(&insertion.partition);
@@ -234,10 +270,18 @@ impl Log {
                     transaction_id: record.transaction_id.clone(),
                     payload: record.payload.clone(),
                     life: partition.id.as_u128(),
+                    order: self.order,
+                    broken,
                     deleted: false,
                     placed: None,
+                    placed_at: 0,
                     announced: false,
+                    excused: false,
                 };
+                if truth.broken {
+                    let key = (insertion.ts, Arc::clone(&name), offset);
+                    self.broken.push((insertion.queue.clone(), key));
+                }
                 queue.truth.insert((insertion.ts, name, offset), truth);
             }
             partition.next += i64::try_from(insertion.records.len()).unwrap_or(i64::MAX);
@@ -252,7 +296,9 @@ impl Log {
                 records: insertion.records,
                 stored,
             });
-            visible.push((insertion.queue, insertion.ts));
+            if insertion.ts >= self.promised {
+                visible.push((insertion.queue, insertion.ts));
+            }
         }
         visible
     }
@@ -263,7 +309,7 @@ impl Log {
             return;
         }
         let floor = self.floor;
-        if let Some(queue) = self.queues.get_mut(queue) {
+        if let Some(queue) = self.queues.get_mut(queue).filter(|queue| !queue.gone) {
             queue
                 .partitions
                 .entry(Arc::clone(name))
@@ -291,6 +337,70 @@ impl Log {
         }
         queue.ended.insert(gone.id.as_u128());
         true
+    }
+
+    /// Lets no push into a partition's life until all of it is in a lake.
+    pub fn keep_quiet(&mut self, queue: &str, name: &Name, life: u128) {
+        if let Some(queue) = self.queues.get_mut(queue) {
+            queue.quiet.insert(Arc::clone(name), life);
+        }
+    }
+
+    /// Lets pushes into what is in a lake again.
+    pub fn end_quiet(&mut self) {
+        for queue in self.queues.values_mut() {
+            let truth = &queue.truth;
+            queue.quiet.retain(|name, life| {
+                truth
+                    .iter()
+                    .any(|(key, truth)| key.1 == *name && truth.life == *life && !truth.settled())
+            });
+        }
+    }
+
+    /// How long a partition is, when all of it is in a lake; else 0.
+    pub fn read_whole(&self, queue: &str, name: &Name) -> i64 {
+        let Some(queue) = self.living(queue) else {
+            return 0;
+        };
+        let Some(partition) = queue.partitions.get(name) else {
+            return 0;
+        };
+        let life = partition.id.as_u128();
+        let unread = queue
+            .truth
+            .iter()
+            .any(|(key, truth)| key.1 == *name && truth.life == life && truth.placed.is_none());
+        if unread { 0 } else { partition.next }
+    }
+
+    /// Makes a queue, for the first time or again.
+    pub fn create_queue(&mut self, queue: &str) {
+        self.queues.entry(queue.to_owned()).or_default().gone = false;
+    }
+
+    /// Deletes a queue with everything in it, unless a transaction holds one of its partitions.
+    pub fn delete_queue(&mut self, queue: &str) -> bool {
+        if self.held.iter().any(|(held, _)| held == queue) || self.living(queue).is_none() {
+            return false;
+        }
+        let names: Vec<Name> = self
+            .living(queue)
+            .map(|found| found.partitions.keys().cloned().collect())
+            .unwrap_or_default();
+        for name in names {
+            self.delete_partition(queue, &name);
+        }
+        if let Some(found) = self.queues.get_mut(queue) {
+            found.gone = true;
+            found.quiet.clear();
+        }
+        true
+    }
+
+    /// The queue as it is now, if it is there.
+    pub fn living(&self, queue: &str) -> Option<&Queue> {
+        self.queues.get(queue).filter(|queue| !queue.gone)
     }
 
     /// Deletes segments with `ts` below `below`; answers how many.
@@ -341,6 +451,16 @@ impl Log {
             .unwrap_or(i64::MIN)
     }
 
+    /// How far the greatest bound that a later `ts` must keep is ahead of `now`, µs.
+    pub fn ahead(&self, now: i64) -> u64 {
+        self.floor.saturating_sub(now).max(0).unsigned_abs()
+    }
+
+    /// Takes out the records, with their queues, that broke the promise since the last call.
+    pub fn take_broken(&mut self) -> Vec<(String, RecordKey)> {
+        std::mem::take(&mut self.broken)
+    }
+
     /// Whether a transaction is in flight.
     pub fn open(&self) -> bool {
         !self.transactions.is_empty()
@@ -353,7 +473,7 @@ impl Log {
 
     /// A page of every partition, by name, after `after`.
     pub fn list_all(&self, queue: &str, after: Option<&str>, limit: usize) -> Vec<Listed> {
-        let Some(queue) = self.queues.get(queue) else {
+        let Some(queue) = self.living(queue) else {
             return Vec::new();
         };
         let past = |name: &Name| after.is_none_or(|after| &**name > after);
@@ -373,7 +493,7 @@ impl Log {
         after: Option<(i64, &str)>,
         limit: usize,
     ) -> (Vec<Listed>, Option<(i64, Name)>) {
-        let Some(queue) = self.queues.get(queue) else {
+        let Some(queue) = self.living(queue) else {
             return (Vec::new(), None);
         };
         let mut lines: Vec<_> = queue
@@ -455,7 +575,7 @@ mod tests {
     fn safe_time_stays_below_a_transaction_in_flight_until_it_ends() {
         let (mut log, partition) = log();
         let open = log.begin(NOW - 60 * SECOND, false);
-        assert!(log.insert(open, NOW - 50 * SECOND, "q", &partition, records(2)));
+        assert!(log.insert(open, NOW - 50 * SECOND, ("q", &partition), records(2), None));
         assert_eq!(log.safe_time(NOW), (NOW - 60 * SECOND, false));
         assert!(log.list_all("q", None, 10).is_empty());
         let visible = log.commit(open, || 7);
@@ -468,11 +588,17 @@ mod tests {
     fn a_later_life_starts_above_the_former_even_when_the_clock_steps_back() {
         let (mut log, partition) = log();
         let first = log.begin(NOW, false);
-        assert!(log.insert(first, NOW, "q", &partition, records(1)));
+        assert!(log.insert(first, NOW, ("q", &partition), records(1), None));
         log.commit(first, || 1);
         assert!(log.delete_partition("q", &partition));
         let second = log.begin(NOW - 60 * SECOND, false);
-        assert!(log.insert(second, NOW - 60 * SECOND, "q", &partition, records(1)));
+        assert!(log.insert(
+            second,
+            NOW - 60 * SECOND,
+            ("q", &partition),
+            records(1),
+            None
+        ));
         let visible = log.commit(second, || 2);
         assert!(visible[0].1 > NOW);
         assert_eq!(log.list_all("q", None, 10)[0].last_offset, 0);

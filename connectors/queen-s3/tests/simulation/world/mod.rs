@@ -7,6 +7,7 @@ pub mod bucket;
 pub mod checker;
 pub mod clock;
 pub mod dice;
+pub mod disaster;
 pub mod gate;
 pub mod log;
 pub mod network;
@@ -14,6 +15,7 @@ pub mod objects;
 pub mod process;
 pub mod run;
 pub mod scenario;
+pub mod sight;
 pub mod sink;
 pub mod spelling;
 pub mod store;
@@ -53,6 +55,8 @@ pub struct World {
     pub broken: Notify,
     /// Turns true when faults end.
     pub calm: watch::Sender<bool>,
+    /// True while no sink process may run.
+    pub down: watch::Sender<bool>,
 }
 
 /// What changes.
@@ -71,6 +75,8 @@ pub struct State {
     pub calm: bool,
     /// How far the broker's clock is off, µs.
     pub clock_step: i64,
+    /// Queue and key of another lake's manifest, while it lies in the bucket.
+    pub planted: Option<(String, String)>,
     /// The first broken invariant.
     pub failure: Option<String>,
     /// What happened.
@@ -93,6 +99,7 @@ impl World {
             checker: Checker::new(&scenario),
             calm: false,
             clock_step: 0,
+            planted: None,
             failure: None,
             trace: Trace::default(),
             calls: 0,
@@ -104,6 +111,7 @@ impl World {
             written: Notify::new(),
             broken: Notify::new(),
             calm: watch::Sender::new(false),
+            down: watch::Sender::new(false),
         }
     }
 

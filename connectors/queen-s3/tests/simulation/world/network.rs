@@ -38,6 +38,8 @@ pub struct Process {
     /// A call has crashed it.
     pub crashed: Notify,
     doomed: AtomicBool,
+    /// A checkpoint was just written: what follows is its list of older ones.
+    checkpointed: AtomicBool,
     leases: Mutex<Vec<(String, Duration)>>,
 }
 
@@ -77,6 +79,7 @@ impl Process {
             gate: Gate::default(),
             crashed: Notify::new(),
             doomed: AtomicBool::new(false),
+            checkpointed: AtomicBool::new(false),
             leases: Mutex::default(),
         }
     }
@@ -84,6 +87,16 @@ impl Process {
     /// Notes that a lease write of this process for `queue`, sent at `sent`, has been applied.
     pub fn lease_applied(&self, queue: &str, sent: Duration) {
         self.leases(|leases| leases.push((queue.to_owned(), sent)));
+    }
+
+    /// Notes that this process knows a checkpoint of its own to be written.
+    pub fn checkpoint_written(&self) {
+        self.checkpointed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a checkpoint was written since this was asked last.
+    pub fn take_checkpoint_written(&self) -> bool {
+        self.checkpointed.swap(false, Ordering::Relaxed)
     }
 
     /// When the latest applied lease write for `queue` was sent.

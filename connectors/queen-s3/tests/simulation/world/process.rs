@@ -47,6 +47,9 @@ pub async fn supervise(world: Arc<World>, slot: usize) {
         if life > 1 || slot > 0 {
             sleep(downtime).await;
         }
+        let mut down = world.down.subscribe();
+        // The world outlives its tasks.
+        let _ = down.wait_for(|down| !*down).await.map(|_| ());
         live(&world, slot, life).await;
     }
 }
@@ -78,12 +81,14 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
     ));
     let (stop, stopping) = watch::channel(false);
     let mut calm = world.calm.subscribe();
+    let mut down = world.down.subscribe();
     let running = process.gate.hold(sink::run(start, stopping));
     tokio::pin!(running);
     loop {
         tokio::select! {
             biased;
             () = process.crashed.notified() => break,
+            () = told(&mut down) => break,
             () = &mut running => {
                 world.judge(Err(format!("process {} ended by itself", process.name)));
                 break;
@@ -118,6 +123,12 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
         }
     }
     process.gate.kill();
+}
+
+/// Waits until `flag` is true.
+async fn told(flag: &mut watch::Receiver<bool>) {
+    // The world outlives its tasks.
+    let _ = flag.wait_for(|told| *told).await;
 }
 
 async fn trouble(world: &World) -> Trouble {

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::scenario::Scenario;
-use super::{World, process, writers};
+use super::{World, disaster, process, writers};
 
 /// Lag allowed once all is well: the longest window (30 s), the broker's guard and the sink's
 /// (5 s each), and a while to read, write and commit.
@@ -84,13 +84,16 @@ async fn history(seed: u64) -> Result<Report, Box<Broken>> {
     tasks.spawn(writers::create_queues(Arc::clone(&world)));
     tasks.spawn(writers::delete(Arc::clone(&world)));
     tasks.spawn(writers::disturb(Arc::clone(&world)));
+    tasks.spawn(writers::damage_checkpoints(Arc::clone(&world)));
+    tasks.spawn(disaster::strike(Arc::clone(&world)));
     for slot in 0..world.scenario.instances {
         tasks.spawn(process::supervise(Arc::clone(&world), slot));
     }
     let pushes = tokio::spawn(writers::push(Arc::clone(&world)));
     let why = {
         let stages = stages(&world, &pushes);
-        tokio::pin!(stages);
+        let operator = disaster::operate(Arc::clone(&world));
+        tokio::pin!(stages, operator);
         loop {
             tokio::select! {
                 biased;
@@ -99,6 +102,7 @@ async fn history(seed: u64) -> Result<Report, Box<Broken>> {
                     break Some(format!("a task panicked: {panic}"));
                 },
                 why = &mut stages => break why.err(),
+                () = &mut operator => {}
             }
         }
     };
@@ -128,6 +132,7 @@ async fn stages(world: &Arc<World>, pushes: &tokio::task::JoinHandle<()>) -> Res
     })
     .await?;
     pushes.abort();
+    writers::push_to_all(world).await;
     world.note(format_args!("pushes end"));
     reached(world, "the log's end is not reached", || {
         let (end, open) = world.with(|state| (state.log.end(), state.log.open()));
@@ -143,7 +148,9 @@ async fn reached<W: Fn(i64) -> bool>(
     otherwise: &str,
     wanted: impl Fn() -> W,
 ) -> Result<(), String> {
-    let behind = world.with(|state| state.clock_step.unsigned_abs());
+    // A clock that was ahead, or steps back, holds every later ts up.
+    let now = world.broker_now();
+    let behind = world.with(|state| state.clock_step.unsigned_abs().max(state.log.ahead(now)));
     let patience = RECOVERY + Duration::from_micros(behind);
     let until = world.elapsed() + patience;
     loop {

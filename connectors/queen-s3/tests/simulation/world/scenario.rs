@@ -35,10 +35,14 @@ pub struct Scenario {
     pub retention: Option<Duration>,
     /// Whether partitions are deleted, and made again under their name.
     pub partition_deletes: bool,
-    /// Whether leases are deleted by hand.
-    pub lease_deletes: bool,
+    /// Whether queues are deleted, and made again under their name.
+    pub queue_deletes: bool,
+    /// Probability that a segment's `ts` lies below what the broker had promised.
+    pub promise_breaks: f64,
     /// Whether the broker's clock steps back.
     pub clock_steps_back: bool,
+    /// Longest jump of the broker's clock ahead, µs.
+    pub clock_jump: i64,
     /// How far `lastWriteAt` may stay behind a segment's `ts`, µs.
     pub write_at_lag: i64,
     /// Most partitions on a discovery page.
@@ -47,6 +51,15 @@ pub struct Scenario {
     pub fetch_records: usize,
     /// Most records of one fetch call.
     pub call_records: usize,
+    /// Whether every process is killed now and then, and the key/value store comes back older,
+    /// without a queue's documents, or beside a foreign manifest.
+    pub disasters: bool,
+    /// Whether lease rows vanish from the key/value store.
+    pub leases_vanish: bool,
+    /// Whether checkpoints are lost or damaged.
+    pub checkpoints_suffer: bool,
+    /// What the bucket says for ETags.
+    pub etags: ETags,
     /// Sink processes.
     pub instances: usize,
     /// Probability that a call fails.
@@ -69,6 +82,17 @@ pub struct Scenario {
     pub memory: usize,
     /// Where a queue starts.
     pub earliest: bool,
+}
+
+/// What a bucket says for ETags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ETags {
+    /// The MD5, and that of the parts' MD5s with their number.
+    Plain,
+    /// Something else, as for encrypted objects.
+    Opaque,
+    /// None at all.
+    Missing,
 }
 
 /// How one process is configured; drawn anew for each start.
@@ -109,10 +133,14 @@ impl Scenario {
         let epoch = DAY + hour * MINUTE - dice.between(MINUTE / 2, 6 * MINUTE);
         let calm_network = dice.chance(0.25);
         let deletes = dice.chance(0.4);
-        let retention = (deletes && dice.chance(0.7)).then(|| dice.millis(20_000, 120_000));
+        let retention = (deletes && dice.chance(0.7)).then(|| {
+            let shortest = dice.pick(&[6_000, 20_000]);
+            dice.millis(shortest, 120_000)
+        });
         let ids = dice.chance(0.7);
+        let partition_deletes = deletes && dice.chance(0.6);
         // A broker that sends no ids cannot show a new life that has outgrown the former one.
-        let partition_deletes = deletes && ids && dice.chance(0.6);
+        let queue_deletes = deletes && ids && dice.chance(0.25);
         let lease_ttl_s = dice.pick(&[1, 2, 5, 10, 30]);
         let trouble = dice.chance(0.75).then(|| dice.millis(10_000, 90_000));
         // A write that ends later than the lease that began it is only harmless while nothing
@@ -131,6 +159,12 @@ impl Scenario {
         let few = dice.chance(0.5);
         // Records so long that the buffer budget is spent.
         let heavy = dice.chance(0.12);
+        // The instant that a late record belongs to may pass the budget only where none is lost.
+        let promise_breaks = if !heavy && dice.chance(0.15) {
+            dice.pick(&[0.02, 0.2])
+        } else {
+            0.0
+        };
         Self {
             epoch,
             chaos: dice.millis(60_000, 240_000),
@@ -157,9 +191,10 @@ impl Scenario {
             ids,
             retention,
             partition_deletes,
-            // A lease that is deleted while its owner puts an object lets two write the same one.
-            lease_deletes: !deletes && dice.chance(0.3),
+            queue_deletes,
+            promise_breaks,
             clock_steps_back: dice.chance(0.2),
+            clock_jump: dice.pick(&[0, 0, 0, 20_000_000, 200_000_000]),
             write_at_lag: dice.between(1_000_000, 1_900_000),
             page: if dice.chance(0.5) {
                 1_000
@@ -168,6 +203,11 @@ impl Scenario {
             },
             fetch_records: usize::try_from(dice.pick(&[1, 3, 20, 10_000])).unwrap_or(1),
             call_records: usize::try_from(dice.pick(&[2, 10, 100, 100_000, 100_000])).unwrap_or(1),
+            disasters: dice.chance(0.2),
+            // A lease that goes while its owner puts an object lets two write the same one.
+            leases_vanish: !deletes && dice.chance(0.3),
+            checkpoints_suffer: dice.chance(0.3),
+            etags: dice.pick(&[ETags::Plain, ETags::Plain, ETags::Opaque, ETags::Missing]),
             instances: usize::try_from(dice.pick(&[1, 1, 2, 3])).unwrap_or(1),
             error_rate: if calm_network {
                 0.0
@@ -191,6 +231,8 @@ impl Scenario {
             lease_ttl_s,
             memory: if heavy {
                 1 << 20
+            } else if promise_breaks > 0.0 {
+                64 << 20
             } else {
                 usize::try_from(dice.pick(&[20_000, 200_000, 64 << 20, 64 << 20])).unwrap_or(1)
             },
@@ -205,12 +247,13 @@ impl Configuration {
         let longest = dice.pick(&[2_000, 10_000, 30_000]);
         let max_window = dice.millis(500, longest);
         let format = dice.pick(&[Format::Jsonl, Format::Jsonl, Format::Parquet]);
+        let compressions: &[Compression] = match format {
+            Format::Jsonl => &[Compression::Zstd, Compression::Gzip, Compression::None],
+            Format::Parquet => &[Compression::Zstd, Compression::Snappy],
+        };
         Self {
             format,
-            compression: dice.pick(match format {
-                Format::Jsonl => &[Compression::Zstd, Compression::Gzip, Compression::None],
-                Format::Parquet => &[Compression::Zstd, Compression::Snappy],
-            }),
+            compression: dice.pick(compressions),
             layout: dice.pick(&[Layout::Merged, Layout::Merged, Layout::PerPartition]),
             align: dice.pick(Align::ALL),
             target: u64::try_from(dice.pick(&[2_000, 20_000, 1 << 20])).unwrap_or(1),

@@ -63,6 +63,11 @@ pub enum Named {
     Checkpoint(u64),
 }
 
+/// Key of one of `queue`'s documents in the key/value store.
+pub fn document(queue: &str, name: &str) -> String {
+    format!("s3:{SINK}:{}:{name}", encoded(queue))
+}
+
 /// Where the data of `queue` lies.
 pub fn data_root(queue: &str) -> String {
     format!("{PREFIX}/{SINK}/queue={}/", encoded(queue))

@@ -21,14 +21,19 @@ pub struct Store {
 }
 
 impl Store {
+    /// Removes a row, whatever it expects.
+    pub fn remove(&mut self, key: &str) {
+        self.rows.retain(|(_, found), _| found != key);
+    }
+
+    /// Brings the rows back that stood in `former`. No version comes again.
+    pub fn restore(&mut self, former: &Self) {
+        self.rows = former.rows.clone();
+    }
+
     /// The live value of a key.
     pub fn value(&self, ns: &str, key: &str, now: i64) -> Option<&Value> {
         self.live(ns, key, now).map(|row| &row.value)
-    }
-
-    /// Deletes the rows whose key ends with `suffix`, as an operator might.
-    pub fn delete(&mut self, suffix: &str) {
-        self.rows.retain(|(_, key), _| !key.ends_with(suffix));
     }
 
     /// Carries out one batch at `now` (µs), all or nothing where a precondition is required.

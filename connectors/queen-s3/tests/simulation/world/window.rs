@@ -4,8 +4,10 @@ use std::io::Read as _;
 
 use bytes::Bytes;
 use flate2::read::GzDecoder;
+use parquet::basic;
+use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
-use parquet::record::{Row, RowAccessor};
+use parquet::record::{Field, RowAccessor};
 use queen_s3::broker::Name;
 use queen_s3::lake::{Compression, Format, Shape};
 use queen_s3::time::Micros;
@@ -20,8 +22,22 @@ use super::log::{RecordKey, Truth};
 pub struct Line {
     /// Which record it is.
     pub key: RecordKey,
-    /// Its bytes, without the line's end.
-    pub text: String,
+    /// The rest of it.
+    pub body: Body,
+}
+
+/// What an object says of a record besides its place.
+#[derive(Debug, PartialEq)]
+pub enum Body {
+    /// The bytes of its line, without the end.
+    Text(String),
+    /// The columns of its row.
+    Row {
+        /// Transaction id.
+        transaction_id: String,
+        /// Payload; `None` for null.
+        payload: Option<String>,
+    },
 }
 
 #[derive(Deserialize)]
@@ -36,16 +52,16 @@ struct Fields<'a> {
     _payload: &'a RawValue,
 }
 
-/// The records of an object, in its order.
-pub fn lines(content: &[u8], shape: Shape) -> Result<Vec<Line>, String> {
+/// The records of an object of `queue`, in its order.
+pub fn lines(content: &Bytes, queue: &str, shape: Shape) -> Result<Vec<Line>, String> {
     if shape.format == Format::Parquet {
-        return rows(content).map_err(|source| source.to_string());
+        return rows(content, queue, shape.compression);
     }
     let text = match shape.compression {
-        Compression::Zstd => zstd::decode_all(content).map_err(|source| source.to_string())?,
+        Compression::Zstd => zstd::decode_all(&content[..]).map_err(|source| source.to_string())?,
         Compression::Gzip => {
             let mut text = Vec::new();
-            GzDecoder::new(content)
+            GzDecoder::new(&content[..])
                 .read_to_end(&mut text)
                 .map_err(|source| source.to_string())?;
             text
@@ -59,45 +75,80 @@ pub fn lines(content: &[u8], shape: Shape) -> Result<Vec<Line>, String> {
     text.lines().map(line).collect()
 }
 
-/// The records of a Parquet object, each as the line that it would be.
-fn rows(content: &[u8]) -> parquet::errors::Result<Vec<Line>> {
-    let file = SerializedFileReader::new(Bytes::copy_from_slice(content))?;
-    let line = |row: parquet::errors::Result<Row>| {
-        let row = row?;
-        let key = (
-            row.get_timestamp_micros(3)?,
-            Name::from(row.get_string(0)?.as_str()),
-            row.get_long(1)?,
-        );
-        let payload = row.get_string(4).map_or("null", String::as_str);
-        let text = spelled(&key, row.get_string(2)?, payload);
-        Ok(Line { key, text })
-    };
-    file.get_row_iter(None)?.map(line).collect()
-}
-
 fn line(text: &str) -> Result<Line, String> {
     let fields: Fields<'_> =
         serde_json::from_str(text).map_err(|source| format!("{source} in {text}"))?;
     let ts = Micros::parse(&fields.ts).map_err(|source| source.to_string())?;
     Ok(Line {
         key: (ts.0, Name::from(fields.partition), fields.offset),
-        text: text.to_owned(),
+        body: Body::Text(text.to_owned()),
     })
 }
 
-/// The bytes that a record must have.
-pub fn expected_line(key: &RecordKey, truth: &Truth) -> String {
-    spelled(key, &truth.transaction_id, &truth.payload)
+/// The rows of a Parquet file, which says of itself what the lake promises.
+fn rows(content: &Bytes, queue: &str, codec: Compression) -> Result<Vec<Line>, String> {
+    let wrong = |source: ParquetError| source.to_string();
+    let reader = SerializedFileReader::new(content.clone()).map_err(wrong)?;
+    let file = reader.metadata().file_metadata();
+    let told = file.key_value_metadata().map(|told| {
+        told.iter()
+            .map(|pair| (pair.key.as_str(), pair.value.as_deref().unwrap_or_default()))
+            .collect::<Vec<_>>()
+    });
+    let expected = vec![("queen.envelope", "1"), ("queen.queue", queue)];
+    if file.created_by() != Some("queen-s3") || told != Some(expected) {
+        return Err(format!(
+            "it was made by {:?} of {told:?}",
+            file.created_by()
+        ));
+    }
+    for group in reader.metadata().row_groups() {
+        for column in group.columns() {
+            let right = match codec {
+                Compression::Snappy => column.compression() == basic::Compression::SNAPPY,
+                _ => matches!(column.compression(), basic::Compression::ZSTD(_)),
+            };
+            if !right {
+                return Err(format!("a column is {:?}", column.compression()));
+            }
+        }
+    }
+    reader
+        .get_row_iter(None)
+        .map_err(wrong)?
+        .map(|row| {
+            let row = row.map_err(wrong)?;
+            let partition = Name::from(row.get_string(0).map_err(wrong)?.as_str());
+            let ts = row.get_timestamp_micros(3).map_err(wrong)?;
+            Ok(Line {
+                key: (ts, partition, row.get_long(1).map_err(wrong)?),
+                body: Body::Row {
+                    transaction_id: row.get_string(2).map_err(wrong)?.clone(),
+                    payload: match row.get_column_iter().nth(4) {
+                        Some((_, Field::Str(payload))) => Some(payload.clone()),
+                        Some((_, Field::Null)) => None,
+                        other => return Err(format!("a payload is {other:?}")),
+                    },
+                },
+            })
+        })
+        .collect()
 }
 
-fn spelled(key: &RecordKey, transaction_id: &str, payload: &str) -> String {
+/// What an object must say of a record.
+pub fn expected_body(key: &RecordKey, truth: &Truth, format: Format) -> Body {
+    if format == Format::Parquet {
+        return Body::Row {
+            transaction_id: truth.transaction_id.clone(),
+            payload: Some(truth.payload.clone()).filter(|payload| payload != "null"),
+        };
+    }
     let (ts, partition, offset) = key;
-    format!(
+    Body::Text(format!(
         "{{\"partition\":{},\"offset\":{offset},\"transactionId\":{},\"ts\":\"{}\",\"payload\":{}}}",
         Value::from(&**partition),
-        Value::from(transaction_id),
+        Value::from(&*truth.transaction_id),
         Micros(*ts),
-        payload.replace(['\r', '\n'], " ")
-    )
+        truth.payload.replace(['\r', '\n'], " ")
+    ))
 }

@@ -3,15 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use queen_s3::broker::Name;
 use tokio::time::sleep;
 
-use super::World;
 use super::bodies::{partition_name, record};
-use super::log::Queue;
+use super::dice::Dice;
+use super::objects::{hex, md5_of};
+use super::scenario::Scenario;
+use super::{State, World, spelling};
 
 /// Longest time that a transaction whose session is hidden stays open, ms: the broker's time-outs
 /// keep it below the floor that a degraded `safeTime` stands on.
 const MASKED_MS: i64 = 20_000;
+/// How far back a `ts` lies at most when the broker breaks its promise, µs.
+const BACK_MICROS: i64 = 90_000_000;
+/// How long to wait before a partition that a transaction holds is tried again.
+const HELD: Duration = Duration::from_millis(200);
 /// Longest time that a transaction stays open, ms.
 const LONG_MS: i64 = 90_000;
 
@@ -62,9 +70,11 @@ async fn transaction(world: Arc<World>, number: u64) {
                     record(&mut state.dice, number, scenario.pad)
                 })
                 .collect();
+            let broken = !state.calm && state.dice.chance(scenario.promise_breaks);
+            let back = broken.then(|| state.dice.between(0, BACK_MICROS));
             state
                 .log
-                .insert(transaction, now, queue, &partition, records);
+                .insert(transaction, now, (queue, &partition), records, back);
         });
     }
     sleep(gaps[gaps.len() - 1]).await;
@@ -75,6 +85,9 @@ async fn transaction(world: Arc<World>, number: u64) {
     let verdicts: Vec<_> = world.with(|state| {
         let dice = &mut state.dice;
         let visible = state.log.commit(transaction, || dice.bits());
+        for (queue, record) in state.log.take_broken() {
+            state.checker.promise_broken(&queue, record, &mut state.log);
+        }
         visible
             .iter()
             .map(|(queue, ts)| state.checker.segment_visible(queue, *ts))
@@ -87,6 +100,37 @@ async fn transaction(world: Arc<World>, number: u64) {
     world.written.notify_waiters();
 }
 
+/// Pushes once more into every partition, so that listings name what came late.
+pub async fn push_to_all(world: &World) {
+    let mut left: Vec<(String, Name)> = world.with(|state| {
+        let living = world.scenario.queues.iter();
+        let living = living.filter_map(|queue| Some((queue, state.log.living(queue)?)));
+        living
+            .flat_map(|(queue, found)| {
+                let names = found.partitions.keys();
+                names.map(|name| (queue.clone(), name.clone()))
+            })
+            .collect()
+    });
+    while !left.is_empty() {
+        let now = world.broker_now();
+        world.with(|state| {
+            left.retain(|(queue, name)| {
+                let transaction = state.log.begin(now, false);
+                let records = vec![record(&mut state.dice, 0, 0)];
+                let at = (&**queue, name);
+                let pushed = state.log.insert(transaction, now, at, records, None);
+                let dice = &mut state.dice;
+                state.log.commit(transaction, || dice.bits());
+                !pushed
+            });
+        });
+        world.written.notify_waiters();
+        // A transaction may hold a partition for a while.
+        sleep(HELD).await;
+    }
+}
+
 /// Creates the queues, at once or after a while.
 pub async fn create_queues(world: Arc<World>) {
     for queue in &world.scenario.queues {
@@ -95,70 +139,179 @@ pub async fn create_queues(world: Arc<World>) {
             sleep(pause).await;
         }
         world.note(format_args!("queue {queue} is created"));
-        world.with(|state| state.log.queues.insert(queue.clone(), Queue::default()));
+        world.with(|state| state.log.create_queue(queue));
     }
 }
 
-/// Deletes what is too old, and whole partitions.
+/// Deletes what is too old, whole partitions, and whole queues.
 pub async fn delete(world: Arc<World>) {
     loop {
         let pause = world.with(|state| state.dice.millis(1_000, 10_000));
         sleep(pause).await;
         let now = world.broker_now();
         let scenario = &world.scenario;
-        let (segments, partition) = world.with(|state| {
+        let queue = &scenario.queues[0];
+        let (segments, partition, gone) = world.with(|state| {
+            state.log.end_quiet();
             if state.calm {
-                return (0, None);
+                return (0, None, false);
             }
             let age = scenario
                 .retention
                 .map(|age| i64::try_from(age.as_micros()).unwrap_or(i64::MAX));
             let segments = age.map_or(0, |age| state.log.retain(now - age));
-            let mut gone = None;
+            let mut partition = None;
             if scenario.partition_deletes && state.dice.chance(0.3) {
                 let name = partition_name(state.dice.between(0, scenario.partitions - 1));
-                let queue = &scenario.queues[0];
-                if state.log.delete_partition(queue, &name) {
-                    gone = Some(name);
+                if delete_partition(state, scenario, queue, &name, now) {
+                    partition = Some(name);
                 }
             }
             if state.dice.chance(0.1) {
                 let name = partition_name(state.dice.between(0, scenario.partitions));
                 let id = state.dice.bits();
-                state
-                    .log
-                    .create_partition(&scenario.queues[0], &name, now, id);
+                state.log.create_partition(queue, &name, now, id);
             }
-            (segments, gone)
+            let gone =
+                scenario.queue_deletes && state.dice.chance(0.08) && state.log.delete_queue(queue);
+            (segments, partition, gone)
         });
         if segments > 0 || partition.is_some() {
             world.note(format_args!(
                 "deleted: {segments} segments, partition {partition:?}"
             ));
         }
+        if gone {
+            world.note(format_args!("queue {queue} is deleted"));
+            let pause = world.with(|state| state.dice.millis(0, 90_000));
+            sleep(pause).await;
+            world.note(format_args!("queue {queue} is made again"));
+            world.with(|state| state.log.create_queue(queue));
+        }
     }
 }
 
-/// Hides sessions now and then, deletes leases, and steps the broker's clock back.
+/// Deletes a partition. Without ids its next life begins at once, shorter than what was read of
+/// this one, and does not grow before it is in the lake: a longer one could not be told.
+fn delete_partition(
+    state: &mut State,
+    scenario: &Scenario,
+    queue: &str,
+    name: &Name,
+    now: i64,
+) -> bool {
+    if scenario.ids {
+        return state.log.delete_partition(queue, name);
+    }
+    let read = state.log.read_whole(queue, name);
+    if read < 2 || !state.log.delete_partition(queue, name) {
+        return false;
+    }
+    let transaction = state.log.begin(now, false);
+    let records = (0..state.dice.between(1, (read - 1).min(5)))
+        .map(|number| record(&mut state.dice, number.unsigned_abs(), scenario.pad))
+        .collect();
+    state
+        .log
+        .insert(transaction, now, (queue, name), records, None);
+    let life = state.dice.bits();
+    state.log.commit(transaction, || life);
+    state.log.keep_quiet(queue, name, life);
+    true
+}
+
+/// Hides sessions now and then, moves the broker's clock, and drops leases.
 pub async fn disturb(world: Arc<World>) {
     loop {
         let pause = world.with(|state| state.dice.millis(1_000, 60_000));
         sleep(pause).await;
         let scenario = &world.scenario;
-        world.with(|state| {
+        let event = world.with(|state| {
             if state.calm {
                 state.log.hidden_session = false;
-                return;
+                return None;
             }
             if scenario.masked > 0.0 {
                 state.log.hidden_session = state.dice.chance(0.3);
             }
-            if scenario.lease_deletes && state.dice.chance(0.5) {
-                state.store.delete(":lease");
+            if scenario.leases_vanish && state.dice.chance(0.3) {
+                let at = state.dice.between(0, scenario.queues.len() as i64 - 1);
+                let queue = &scenario.queues[usize::try_from(at).unwrap_or(0)];
+                state.store.remove(&spelling::document(queue, "lease"));
+                return Some(format!("the lease of {queue} vanishes"));
             }
-            if scenario.clock_steps_back && state.dice.chance(0.3) {
-                state.clock_step -= state.dice.between(0, 20_000_000);
-            }
+            let step = if scenario.clock_steps_back && state.dice.chance(0.3) {
+                -state.dice.between(0, 20_000_000)
+            } else if scenario.clock_jump > 0 && state.dice.chance(0.3) {
+                state.dice.between(0, scenario.clock_jump)
+            } else {
+                return None;
+            };
+            state.clock_step += step;
+            Some(format!("the broker's clock jumps by {step} µs"))
         });
+        if let Some(event) = event {
+            world.note(format_args!("{event}"));
+        }
     }
+}
+
+/// Loses and damages checkpoints.
+pub async fn damage_checkpoints(world: Arc<World>) {
+    if !world.scenario.checkpoints_suffer {
+        return;
+    }
+    loop {
+        let pause = world.with(|state| state.dice.millis(1_000, 40_000));
+        sleep(pause).await;
+        let event = world.with(|state| {
+            if state.calm {
+                return None;
+            }
+            let keys: Vec<String> = state
+                .objects
+                .visible
+                .keys()
+                .filter(|key| key.contains("/checkpoint/"))
+                .cloned()
+                .collect();
+            let at = state.dice.between(0, keys.len() as i64);
+            let key = keys.get(usize::try_from(at).unwrap_or(0))?;
+            let object = state.objects.visible.get_mut(key)?;
+            let dice = &mut state.dice;
+            let damaged = match dice.between(0, 3) {
+                0 => {
+                    state.objects.visible.remove(key);
+                    return Some(format!("{key} is lost"));
+                }
+                1 => {
+                    let end = dice.between(0, object.bytes.len() as i64);
+                    object
+                        .bytes
+                        .slice(..usize::try_from(end).unwrap_or_default())
+                }
+                2 => "no checkpoint".into(),
+                _ => moved_positions(dice, &object.bytes)?,
+            };
+            object.etag = hex(&md5_of(&damaged));
+            object.bytes = damaged;
+            state.checker.checkpoint_damaged(key);
+            Some(format!("{key} is damaged"))
+        });
+        if let Some(event) = event {
+            world.note(format_args!("{event}"));
+        }
+    }
+}
+
+/// A checkpoint whose positions are wrong in both directions, but read.
+fn moved_positions(dice: &mut Dice, content: &[u8]) -> Option<Bytes> {
+    let text = zstd::decode_all(content).ok()?;
+    let mut document: serde_json::Value = serde_json::from_slice(&text).ok()?;
+    for position in document["positions"].as_array_mut()? {
+        let offset = position[1].as_i64()? + dice.between(-20, 20);
+        position[1] = offset.max(0).into();
+    }
+    let text = document.to_string();
+    Some(zstd::encode_all(text.as_bytes(), 3).ok()?.into())
 }

@@ -1,6 +1,9 @@
 //! What must hold of each object that becomes visible: data, manifests, checkpoints.
 
+use std::collections::HashSet;
+
 use super::*;
+use crate::world::log::Truth;
 
 impl Lake {
     pub(super) fn data(
@@ -10,6 +13,7 @@ impl Lake {
         content: &Bytes,
         former: Option<&Bytes>,
         log: &mut Log,
+        count: u64,
     ) -> Verdict {
         if let Some(former) = former {
             must!(
@@ -26,7 +30,8 @@ impl Lake {
             "{key} has other bounds than its intent"
         );
         let shape = intent.shape(Align::Hour);
-        let records = lines(content, shape).map_err(|source| format!("{key}: {source}"))?;
+        let records =
+            lines(content, &self.queue, shape).map_err(|source| format!("{key}: {source}"))?;
         let partition = match (shape.layout, records.first()) {
             (Layout::PerPartition, Some(first)) => Some(first.key.1.to_string()),
             _ => None,
@@ -37,18 +42,9 @@ impl Lake {
         let Some(queue) = log.queues.get_mut(&self.queue) else {
             return Err(format!("{key} of a queue that does not exist"));
         };
-        let mut held = BTreeSet::new();
-        for pair in records.windows(2) {
-            let order = |line: &crate::world::window::Line| {
-                let (ts, partition, offset) = line.key.clone();
-                (partition.as_bytes().to_vec(), ts, offset)
-            };
-            must!(
-                order(&pair[0]) < order(&pair[1]),
-                "{key} is not in order at {:?}",
-                pair[1].key
-            );
-        }
+        let held: HashSet<&RecordKey> = records.iter().map(|line| &line.key).collect();
+        let at: Arc<str> = key.into();
+        let mut before: Option<(&[u8], u64, i64)> = None;
         for line in &records {
             let Some(truth) = queue.truth.get_mut(&line.key) else {
                 return Err(format!(
@@ -56,16 +52,29 @@ impl Lake {
                     line.key
                 ));
             };
+            // Log order: segments as they appeared, offsets within.
+            let place = (line.key.1.as_bytes(), truth.order, line.key.2);
             must!(
-                (start..end).contains(&line.key.0),
+                before.is_none_or(|before| before < place),
+                "{key} is not in order at {:?}",
+                line.key
+            );
+            before = Some(place);
+            must!(
+                line.key.0 < end && (line.key.0 >= start || truth.broken),
                 "{key} holds {:?}, which is outside of its window",
                 line.key
             );
-            let expected = expected_line(&line.key, truth);
             must!(
-                line.text == expected,
-                "{key} holds {} instead of {expected}",
-                line.text
+                partition.as_deref().is_none_or(|name| name == &*line.key.1),
+                "{key} holds {:?}, which is of another partition",
+                line.key
+            );
+            let expected = expected_body(&line.key, truth, shape.format);
+            must!(
+                line.body == expected,
+                "{key} holds {:?} instead of {expected:?}",
+                line.body
             );
             must!(
                 !truth.announced,
@@ -75,20 +84,24 @@ impl Lake {
             if let Some(other) = &truth.placed {
                 return Err(format!("{:?} is in {other} and in {key}", line.key));
             }
-            truth.placed = Some(key.to_owned());
-            held.insert(line.key.clone());
+            truth.placed = Some(Arc::clone(&at));
+            truth.placed_at = count;
+            // It may have come late and be excused already: a redo knows it from the intent.
+            truth.excused = false;
         }
-        if shape.layout == Layout::Merged {
-            let range = (start, "".into(), i64::MIN)..(end, "".into(), i64::MIN);
-            let missing = queue
-                .truth
-                .range(range)
-                .find(|(record, truth)| !truth.deleted && !held.contains(*record));
-            if let Some((record, truth)) = missing {
-                return Err(format!("{key} misses {record:?}: {truth:?}"));
-            }
+        let range = (start, "".into(), i64::MIN)..(end, "".into(), i64::MIN);
+        let missing = queue.truth.range(range).find(|(record, truth)| {
+            !truth.deleted
+                && !truth.broken
+                && !truth.excused
+                && partition.as_deref().is_none_or(|name| name == &*record.1)
+                && !held.contains(*record)
+        });
+        if let Some((record, truth)) = missing {
+            return Err(format!("{key} misses {record:?}: {truth:?}"));
         }
-        self.windows.entry(k).or_default().insert(key.to_owned());
+        drop(held);
+        self.windows.entry(k).or_default().insert(at);
         self.objects.insert(
             key.to_owned(),
             records.into_iter().map(|line| line.key).collect(),
@@ -98,12 +111,12 @@ impl Lake {
 
     pub(super) fn manifest(
         &mut self,
-        key: &str,
-        k: u64,
+        (key, k): (&str, u64),
         content: &Bytes,
         again: bool,
         log: &mut Log,
         objects: &Objects,
+        sight: &Sight,
     ) -> Verdict {
         let manifest: Manifest =
             serde_json::from_slice(content).map_err(|source| format!("{key}: {source}"))?;
@@ -158,24 +171,42 @@ impl Lake {
         );
         self.manifest_objects(key, &manifest, objects)?;
         for range in &manifest.lost {
-            announce(range, key, &self.queue, log)?;
+            announce(range, key, &self.queue, log, sight)?;
         }
-        must!(
-            manifest.late.is_empty(),
-            "manifest {key} calls records late: {:?}",
-            manifest.late
-        );
+        self.manifest_late(key, &manifest)?;
         self.manifests.insert(k, manifest);
+        Ok(())
+    }
+
+    /// `late` names exactly the records below the window's start.
+    fn manifest_late(&self, key: &str, manifest: &Manifest) -> Verdict {
+        let named: BTreeSet<(&str, i64)> = manifest
+            .late
+            .iter()
+            .flat_map(|range| (range.from..=range.to).map(|offset| (&*range.partition, offset)))
+            .collect();
+        let held: BTreeSet<(&str, i64)> = manifest
+            .objects
+            .iter()
+            .filter_map(|object| self.objects.get(&object.key))
+            .flatten()
+            .filter(|(ts, _, _)| *ts < manifest.t_start)
+            .map(|(_, partition, offset)| (&**partition, *offset))
+            .collect();
+        must!(
+            named == held,
+            "manifest {key} calls {named:?} late, and {held:?} are"
+        );
         Ok(())
     }
 
     fn manifest_objects(&self, key: &str, manifest: &Manifest, objects: &Objects) -> Verdict {
         let none = BTreeSet::new();
         let visible = self.windows.get(&manifest.k).unwrap_or(&none);
-        let listed: BTreeSet<String> = manifest
+        let listed: BTreeSet<Arc<str>> = manifest
             .objects
             .iter()
-            .map(|object| object.key.clone())
+            .map(|object| object.key.as_str().into())
             .collect();
         must!(
             listed == *visible && listed.len() == manifest.objects.len(),
@@ -195,6 +226,24 @@ impl Lake {
             must!(
                 figures == (content.bytes.len() as u64, held.len() as u64, &*digest),
                 "manifest {key} has figures {figures:?} of {}",
+                object.key
+            );
+            let told = (
+                object.partition.as_deref(),
+                object.first_offset,
+                object.last_offset,
+            );
+            let of = match manifest.layout {
+                Layout::Merged => (None, None, None),
+                Layout::PerPartition => (
+                    held.first().map(|record| &*record.1),
+                    held.first().map(|record| record.2),
+                    held.last().map(|record| record.2),
+                ),
+            };
+            must!(
+                told == of,
+                "manifest {key} says {told:?} of {} instead of {of:?}",
                 object.key
             );
             records += object.records;
@@ -242,32 +291,39 @@ impl Lake {
 }
 
 /// Marks what a manifest calls lost; every offset of it must have been deleted. One that is in an
-/// earlier window, or was named before, may be named again: after a restart a sink cannot tell
-/// which of the deleted offsets it had dealt with.
-fn announce(range: &OffsetRange, key: &str, queue: &str, log: &mut Log) -> Verdict {
+/// earlier window, or was named before, may be named again by a reading state that began later: it
+/// cannot tell which of the deleted offsets another one had dealt with. A range tells no lives
+/// apart: it speaks of the one that the writer knows, `sight`.
+fn announce(range: &OffsetRange, key: &str, queue: &str, log: &mut Log, sight: &Sight) -> Verdict {
     let Some(found) = log.queues.get_mut(queue) else {
         return Ok(());
     };
+    let name: queen_s3::broker::Name = range.partition.as_str().into();
     for offset in range.from..=range.to {
-        let name: queen_s3::broker::Name = range.partition.as_str().into();
-        let lives = found
-            .lives
-            .get(&(name.clone(), offset))
-            .cloned()
-            .unwrap_or_default();
-        let mut deleted = lives
+        let lives = found.lives.get(&(name.clone(), offset));
+        let lives = lives.map_or(&[][..], Vec::as_slice);
+        let deleted: Vec<(i64, &Truth)> = lives
             .iter()
             .filter_map(|ts| Some((*ts, found.truth.get(&(*ts, name.clone(), offset))?)))
-            .filter(|(_, truth)| truth.deleted);
-        let unread = deleted
-            .clone()
-            .find(|(_, truth)| truth.placed.is_none() && !truth.announced);
-        let Some((ts, _)) = unread.or_else(|| deleted.next()) else {
+            .filter(|(_, truth)| truth.deleted && truth.placed_at <= sight.made_at)
+            .collect();
+        let unnamed = |(_, truth): &&(i64, &Truth)| truth.placed.is_none() && !truth.announced;
+        let known = |(_, truth): &&(i64, &Truth)| sight.knows(truth.life, offset);
+        let meant = deleted
+            .iter()
+            .find(|found| unnamed(found) && known(found))
+            .or_else(|| deleted.iter().find(unnamed))
+            .or(deleted.first());
+        let Some((ts, _)) = meant.copied() else {
             return Err(format!(
-                "manifest {key} calls {offset} of {range:?} lost, and it is not"
+                "manifest {key} calls {offset} of {range:?} lost, and it is not: {:?}",
+                lives
+                    .iter()
+                    .map(|ts| found.truth.get(&(*ts, name.clone(), offset)))
+                    .collect::<Vec<_>>()
             ));
         };
-        if let Some(truth) = found.truth.get_mut(&(ts, name, offset)) {
+        if let Some(truth) = found.truth.get_mut(&(ts, name.clone(), offset)) {
             truth.announced = true;
         }
     }
