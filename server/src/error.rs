@@ -49,6 +49,9 @@ pub enum ApiError {
     /// The database cannot be reached, or took too long: `503`.
     #[error("the database is not available: {0}")]
     Unavailable(String),
+    /// A database session could not be had in time, of a server that may well be there: `503`.
+    #[error("the database is not available: {0}")]
+    SlowSession(String),
     /// A fault of the broker or its database: `500`.
     #[error("internal error: {0}")]
     Internal(String),
@@ -68,6 +71,11 @@ impl ApiError {
         }
     }
 
+    /// Whether another attempt may get the session that this one did not get in time.
+    pub fn is_slow_session(&self) -> bool {
+        matches!(self, Self::SlowSession(_))
+    }
+
     /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
@@ -79,9 +87,11 @@ impl ApiError {
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Self::Overloaded(Overload::Full(_)) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Overloaded(_) | Self::NoKey | Self::Stopping | Self::Unavailable(_) => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::Overloaded(_)
+            | Self::NoKey
+            | Self::Stopping
+            | Self::Unavailable(_)
+            | Self::SlowSession(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -98,7 +108,7 @@ impl ApiError {
             Self::NoRoute(_) => "route_unknown",
             Self::MethodNotAllowed(_) => "method_not_allowed",
             Self::Stopping => "stopping",
-            Self::Unavailable(_) => "database_unavailable",
+            Self::Unavailable(_) | Self::SlowSession(_) => "database_unavailable",
             Self::Internal(_) => "internal",
         }
     }
@@ -114,7 +124,9 @@ impl IntoResponse for ApiError {
         }
         // Clients learn that the database failed, operators learn how from the log.
         let message = match &self {
-            Self::Unavailable(_) => "the database is not available; try again in a moment".into(),
+            Self::Unavailable(_) | Self::SlowSession(_) => {
+                "the database is not available; try again in a moment".into()
+            }
             Self::Internal(_) => "internal error; the broker's log says more".into(),
             other => other.to_string(),
         };
@@ -164,6 +176,7 @@ impl From<deadpool_postgres::PoolError> for ApiError {
     fn from(error: deadpool_postgres::PoolError) -> Self {
         match error {
             deadpool_postgres::PoolError::Backend(error) => Self::from(error),
+            deadpool_postgres::PoolError::Timeout(_) => Self::SlowSession(error.to_string()),
             other => Self::Unavailable(other.to_string()),
         }
     }

@@ -16,7 +16,8 @@ pub const SEGMENT_TARGET_BYTES: usize = MIB;
 pub const SEGMENT_MAX_RECORDS: usize = FETCH_RECORDS_PER_ENTRY;
 /// Level that segments are compressed with: fast, because producers wait for it.
 pub const SEGMENT_ZSTD_LEVEL: i32 = 1;
-/// How often a push is tried when the database asks to begin again (deadlock, deletion meanwhile).
+/// How often a push is tried when nothing of it was written: deadlock, deletion meanwhile, a lock or
+/// a new session that could not be had in time.
 pub const PUSH_ATTEMPTS: usize = 4;
 
 /// Work on more bytes than this leaves the asynchronous threads.

@@ -308,7 +308,13 @@ pub async fn store(
     let mut attempt = 1;
     loop {
         let segments = &push.segments;
-        let client = database.client().await?;
+        let client = match database.client().await {
+            Err(error) if attempt < PUSH_ATTEMPTS && error.is_slow_session() => {
+                attempt += 1;
+                continue;
+            }
+            client => client?,
+        };
         let statement = client.prepare_cached(PUSH).await?;
         let outcome = client
             .query(
@@ -404,6 +410,8 @@ fn begins_again(error: &tokio_postgres::Error) -> bool {
         *state == SqlState::T_R_DEADLOCK_DETECTED
             || *state == SqlState::T_R_SERIALIZATION_FAILURE
             || *state == SqlState::FOREIGN_KEY_VIOLATION
+            // Pushes before it took longer than one wait may: the line is not its fault.
+            || *state == SqlState::LOCK_NOT_AVAILABLE
     })
 }
 

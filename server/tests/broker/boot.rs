@@ -43,7 +43,10 @@ async fn an_unreachable_database_and_a_taken_port_say_what_to_check() {
     let taken = config(&fixture.postgres, &[("PORT", &port)]);
     let error = Running::start(taken).await.err().unwrap().to_string();
     assert!(error.contains("PORT"), "{error}");
-    let wrong = config(&fixture.postgres, &[("PG_PASSWORD", "wrong-secret")]);
+    let wrong = config(
+        &fixture.postgres,
+        &[("PG_HOST", "127.0.0.1"), ("PG_PASSWORD", "wrong-secret")],
+    );
     let error = Running::start(wrong).await.err().unwrap().to_string();
     assert!(
         error.contains("PG_PASSWORD") && !error.contains("wrong-secret"),

@@ -134,7 +134,7 @@ impl Fixture {
     pub async fn session(&self) -> tokio_postgres::Client {
         let mut config = tokio_postgres::Config::new();
         config
-            .host(self.postgres.host())
+            .host_path(self.postgres.socket_dir())
             .port(self.postgres.port())
             .user(self.postgres.user())
             .password(self.postgres.password())
@@ -171,7 +171,8 @@ pub fn config(postgres: &PrivatePostgres, variables: &[(&str, &str)]) -> Config 
         }
         match name {
             "PORT" => Some("0".into()),
-            "PG_HOST" => Some(postgres.host().into()),
+            // No password is asked there: checking one costs most of a second without optimisation.
+            "PG_HOST" => postgres.socket_dir().to_str().map(str::to_owned),
             "PG_PORT" => Some(postgres.port().to_string()),
             "PG_USER" => Some(postgres.user().into()),
             "PG_PASSWORD" => Some(postgres.password().into()),
