@@ -49,6 +49,18 @@ impl Ledger {
         self.records.len()
     }
 
+    /// Partition, offset and payload of every record, in that order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, i64, &str)> {
+        let records = self.records.iter();
+        records.map(|((partition, offset), payload)| (&**partition, *offset, &**payload))
+    }
+
+    /// The payload at `offset` of `partition`.
+    pub fn get(&self, partition: &str, offset: i64) -> Option<&str> {
+        let payload = self.records.get(&(partition.into(), offset));
+        payload.map(|payload| &**payload)
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()

@@ -108,6 +108,16 @@ impl BrokerClient {
             .is_ok_and(|answer| answer.status().is_success())
     }
 
+    /// The broker's metrics, as text.
+    pub async fn metrics(&self) -> Result<String> {
+        let answer = self
+            .http
+            .get(format!("{}/metrics", self.url))
+            .send()
+            .await?;
+        Ok(answer.error_for_status()?.text().await?)
+    }
+
     /// Makes `queue`, or leaves it as it is.
     pub async fn configure(&self, queue: &str) -> Result<()> {
         let request = ConfigureRequest::new(queue);

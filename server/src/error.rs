@@ -218,3 +218,27 @@ fn passes(state: &SqlState) -> bool {
     matches!(class, "08" | "53" | "57" | "58" | "40" | "25")
         || *state == SqlState::LOCK_NOT_AVAILABLE
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_by_itself_is_told_from_faults() {
+        for state in [
+            SqlState::DISK_FULL,
+            SqlState::ADMIN_SHUTDOWN,
+            SqlState::CANNOT_CONNECT_NOW,
+            SqlState::QUERY_CANCELED,
+            SqlState::TOO_MANY_CONNECTIONS,
+            SqlState::IO_ERROR,
+            SqlState::LOCK_NOT_AVAILABLE,
+            SqlState::READ_ONLY_SQL_TRANSACTION,
+        ] {
+            assert!(passes(&state), "{state:?}");
+        }
+        for state in [SqlState::UNDEFINED_TABLE, SqlState::INTERNAL_ERROR] {
+            assert!(!passes(&state), "{state:?}");
+        }
+    }
+}

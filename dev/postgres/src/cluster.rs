@@ -192,6 +192,29 @@ impl PrivatePostgres {
         self.start_on(Some(self.port))
     }
 
+    /// Lets no file of the server grow beyond `bytes`, as a full disk would; `None` lets all grow
+    /// again. Sessions that are there keep the limit that they began with.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingProgram`] without util-linux.
+    pub fn limit_files(&self, bytes: Option<u64>) -> Result<(), Error> {
+        let prlimit = programs::on_path("prlimit").ok_or(Error::MissingProgram {
+            program: "prlimit",
+            package: "util-linux",
+        })?;
+        let Some(pid) = self.pid() else {
+            return Ok(());
+        };
+        // By the server's own account: another one, root too, may be denied it.
+        let mut command = self.account.command(&prlimit, None)?;
+        let soft = bytes.map_or("unlimited".into(), |bytes| bytes.to_string());
+        command
+            .args(["--pid", &pid.to_string()])
+            .arg(format!("--fsize={soft}:"));
+        run_to_end("prlimit", &mut command)
+    }
+
     fn data(&self) -> PathBuf {
         self.folder.join("data")
     }

@@ -5,6 +5,7 @@ mod broker;
 mod crash;
 mod demo;
 mod embedded;
+mod faults;
 mod main_job;
 mod outage;
 mod sharing;
