@@ -15,7 +15,7 @@ help:
 	@echo 'make bench  what the sink costs beside the compression that it cannot avoid'
 	@echo 'make lint   formatting, clippy, licences of the dependencies'
 	@echo 'make fmt    format the code'
-	@echo 'make build  release binaries of the broker and the sink'
+	@echo 'make build  release binaries of the broker and the sink, in target/release'
 	@echo 'make clean  remove what was built'
 
 # Built as the tests are, so that the second of the two commands finds everything compiled.
@@ -65,6 +65,7 @@ build:
 	@scripts/setup build
 	cargo build --locked --release --package queen
 	cargo build --locked --release --manifest-path $(SINK)/Cargo.toml
+	cp $(SINK)/target/release/queen-s3 target/release/
 
 clean:
 	cargo clean

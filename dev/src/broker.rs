@@ -1,6 +1,7 @@
 //! The broker as a real process.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 
 use anyhow::{Context, Result, bail};
 use private_postgres::{PrivatePostgres, Signal};
@@ -22,6 +23,8 @@ pub struct BrokerOptions {
 #[derive(Debug)]
 pub struct Broker {
     variables: Vec<(String, String)>,
+    /// Where it brings a database of its own, if it does.
+    own_database: Option<PathBuf>,
     port: u16,
     process: Option<Process>,
     logs: Logs,
@@ -35,7 +38,6 @@ impl Broker {
         database: &PrivatePostgres,
         folder: &Path,
     ) -> Result<Self> {
-        let logs = Logs::new(&folder.join("queen.log"))?;
         let mut variables = vec![
             ("PG_HOST".to_owned(), database.host().to_owned()),
             ("PG_PORT".into(), database.port().to_string()),
@@ -44,9 +46,25 @@ impl Broker {
             ("PG_DB".into(), database.database().into()),
         ];
         variables.extend(options.variables);
+        Self::start_with(variables, None, folder).await
+    }
+
+    /// Starts `queen --dev`, which brings a database of its own in `database/.queen`. Its log goes
+    /// to `folder`.
+    pub async fn start_dev(options: BrokerOptions, database: &Path, folder: &Path) -> Result<Self> {
+        Self::start_with(options.variables, Some(database.into()), folder).await
+    }
+
+    async fn start_with(
+        variables: Vec<(String, String)>,
+        own_database: Option<PathBuf>,
+        folder: &Path,
+    ) -> Result<Self> {
+        let logs = Logs::new(&folder.join("queen.log"))?;
         let client = BrokerClient::new("http://127.0.0.1:0")?;
         let mut broker = Self {
             variables,
+            own_database,
             port: 0,
             process: None,
             logs,
@@ -69,6 +87,11 @@ impl Broker {
     /// What it wrote, over all its restarts.
     pub fn logs(&self) -> &Logs {
         &self.logs
+    }
+
+    /// Its exit status, once it has ended.
+    pub fn status(&self) -> Option<ExitStatus> {
+        self.process.as_ref().and_then(Process::status)
     }
 
     /// Kills the broker with SIGKILL.
@@ -95,7 +118,13 @@ impl Broker {
         let mark = self.logs.mark();
         let mut variables = self.variables.clone();
         variables.push(("PORT".into(), self.port.to_string()));
-        let process = Process::start("queen", &broker_binary()?, &[], &variables, &self.logs)?;
+        let program = broker_binary()?;
+        let process = match &self.own_database {
+            Some(place) => {
+                Process::start_in(place, "queen", &program, &["--dev"], &variables, &self.logs)?
+            }
+            None => Process::start("queen", &program, &[], &variables, &self.logs)?,
+        };
         let port = process.listening_port(mark, START_LIMIT).await?;
         if port != self.port {
             self.port = port;

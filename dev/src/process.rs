@@ -36,7 +36,20 @@ impl Process {
         variables: &[(String, String)],
         logs: &Logs,
     ) -> Result<Self> {
+        Self::start_in(Path::new("."), name, program, arguments, variables, logs)
+    }
+
+    /// As [`start`](Self::start), with `folder` as the process's working folder.
+    pub fn start_in(
+        folder: &Path,
+        name: &'static str,
+        program: &Path,
+        arguments: &[&str],
+        variables: &[(String, String)],
+        logs: &Logs,
+    ) -> Result<Self> {
         let mut command = ends_with_this_program(program);
+        command.current_dir(folder);
         command.args(arguments).env_clear();
         for inherited in ["PATH", "HOME", "TMPDIR"] {
             if let Some(value) = env::var_os(inherited) {

@@ -1,5 +1,6 @@
 //! The sink as a real process.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -154,12 +155,23 @@ impl Sink {
 }
 
 /// A Prometheus text exposition.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Metrics {
     text: String,
 }
 
 impl Metrics {
+    /// The metrics of the sink whose health listener is at `address`.
+    ///
+    /// # Errors
+    ///
+    /// When it does not answer, as a sink that is just starting.
+    pub async fn of(address: SocketAddr) -> Result<Self> {
+        let answer = reqwest::get(format!("http://{address}/metrics")).await?;
+        let text = answer.error_for_status()?.text().await?;
+        Ok(Self { text })
+    }
+
     /// The exposition as it came.
     pub fn text(&self) -> &str {
         &self.text

@@ -1,5 +1,6 @@
-//! The whole way of the data, shown: events are pushed into a broker while a sink writes them to a
-//! bucket; then the lake is read and compared with what was pushed.
+//! The whole way of the data, shown: events are pushed into `queen --dev`, one command with a
+//! database and a sink of its own, while the sink writes them to a bucket; then the lake is read and
+//! compared with what was pushed.
 //!
 //! Ends with 0 when the lake holds every pushed record exactly once, else with 1 and the records
 //! that differ.
@@ -9,6 +10,8 @@ mod progress;
 mod report;
 
 use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,7 +19,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use queen_dev::{Event, Ledger, Pushed, Sink, SinkOptions, Stack, StackOptions, check};
+use queen_dev::{
+    Broker, BrokerOptions, Event, Lake, Ledger, Metrics, Pushed, S3Server, check, sink_binary,
+};
+use tempfile::TempDir;
 
 use crate::events::{CLICKS, ORDERS};
 use crate::progress::{Progress, grouped};
@@ -27,6 +33,9 @@ const FOLDER: &str = ".demo";
 const MARKER: &str = "made-by-queen-demo";
 /// The sink's name: a segment of every key.
 const SINK: &str = "demo";
+/// The bucket, and `QUEEN_S3_PREFIX`.
+const BUCKET: &str = "lake";
+const PREFIX: &str = "queen";
 /// Windows this short make several objects in a short demo.
 const WINDOW_MS: u64 = 2_000;
 /// How long the sink may take after the last push.
@@ -51,35 +60,25 @@ async fn main() -> ExitCode {
 async fn run(count: usize) -> Result<()> {
     let begin = Instant::now();
     let dir = fresh_folder(Path::new(FOLDER))?;
-    println!("Starting PostgreSQL, an S3 server, the broker and the sink …");
-    let stack = Stack::start(StackOptions {
-        dir: Some(dir),
-        ..StackOptions::default()
-    })
-    .await?;
+    println!("Starting an S3 server, and `queen --dev` with its own PostgreSQL and the sink …");
+    let product = Product::start(&dir).await?;
     for queue in [ORDERS, CLICKS] {
-        stack.client().configure(queue).await?;
+        product.broker.client().configure(queue).await?;
     }
-    let mut options = SinkOptions::new(&[ORDERS, CLICKS].join(","))
-        .with("QUEEN_S3_MAX_WINDOW_MS", WINDOW_MS)
-        .with("QUEEN_S3_LEASE_TTL_MS", 30_000);
-    options.name = SINK.into();
-    let sink = stack.sink(&options)?;
     println!(
-        "  broker  {}   bucket  {}/{}",
-        stack.broker.url(),
-        stack.s3.endpoint(),
-        Stack::BUCKET
+        "  broker  {}   bucket  {}/{BUCKET}",
+        product.broker.url(),
+        product.s3.endpoint(),
     );
 
     println!(
         "\nPushing {} events while the sink runs …",
         grouped(count as u64)
     );
-    let pushed = push_and_watch(&stack, &sink, events::first(count)?).await?;
+    let pushed = push_and_watch(&product, events::first(count)?).await?;
     let orders = Ledger::of(&pushed, ORDERS)?;
     let clicks = Ledger::of(&pushed, CLICKS)?;
-    let lake = stack.lake(SINK);
+    let lake = Lake::new(&dir.join("s3").join(BUCKET), PREFIX, SINK);
 
     println!("\nThe objects in the bucket:\n");
     report::tree(&lake, &[ORDERS, CLICKS])?;
@@ -99,6 +98,7 @@ async fn run(count: usize) -> Result<()> {
         exact &= verdict.is_exact();
     }
     ensure!(exact, "the lake differs from what was pushed, see above");
+    product.stop().await?;
 
     let folder = lake.folder();
     println!("\nThe lake is in {}. Query it:\n", folder.display());
@@ -112,6 +112,73 @@ async fn run(count: usize) -> Result<()> {
         begin.elapsed().as_secs_f64()
     );
     Ok(())
+}
+
+/// The product as one command starts it, and the S3 server that it writes to.
+struct Product {
+    // Fields end in their order: the sink has its bucket to the end.
+    broker: Broker,
+    /// The health listener of the sink.
+    sink: SocketAddr,
+    s3: S3Server,
+    /// Of the database. Not in the demo's folder: the account that PostgreSQL runs as must be able
+    /// to reach it wherever this is called.
+    _database: TempDir,
+}
+
+impl Product {
+    async fn start(dir: &Path) -> Result<Self> {
+        let database = tempfile::Builder::new()
+            .prefix("queen-demo-")
+            .permissions(PermissionsExt::from_mode(0o755))
+            .tempdir()
+            .context("make a folder for the database")?;
+        let logs = dir.join("logs");
+        fs::create_dir_all(&logs).with_context(|| format!("make {}", logs.display()))?;
+        let s3 = S3Server::start(&dir.join("s3"), BUCKET).await?;
+        let sink = free_address().context("find a free port for the sink's metrics")?;
+        let variables = [
+            ("QUEEN_S3_EMBEDDED", "true".to_owned()),
+            ("QUEEN_S3_BIN", sink_binary()?.display().to_string()),
+            ("QUEEN_S3_SINK", SINK.into()),
+            ("QUEEN_S3_QUEUES", [ORDERS, CLICKS].join(",")),
+            ("QUEEN_S3_ENDPOINT", s3.endpoint()),
+            ("QUEEN_S3_REGION", S3Server::REGION.into()),
+            ("QUEEN_S3_BUCKET", BUCKET.into()),
+            ("QUEEN_S3_PREFIX", PREFIX.into()),
+            ("QUEEN_S3_ACCESS_KEY", s3.access_key().into()),
+            ("QUEEN_S3_SECRET_KEY", s3.secret_key().into()),
+            ("QUEEN_S3_PATH_STYLE", "true".into()),
+            ("QUEEN_S3_START", "earliest".into()),
+            ("QUEEN_S3_MAX_WINDOW_MS", WINDOW_MS.to_string()),
+            ("QUEEN_S3_DISCOVERY_INTERVAL_MS", "200".into()),
+            ("QUEEN_S3_SAFE_GUARD_MS", "0".into()),
+            ("QUEEN_S3_LISTEN", sink.to_string()),
+        ];
+        let options = BrokerOptions {
+            variables: variables
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
+        };
+        let broker = Broker::start_dev(options, database.path(), &logs).await?;
+        Ok(Self {
+            broker,
+            sink,
+            s3,
+            _database: database,
+        })
+    }
+
+    /// Ends it as an operator does.
+    async fn stop(mut self) -> Result<()> {
+        self.broker.stop().await
+    }
+}
+
+/// A loopback address that nobody listens on at the moment.
+fn free_address() -> std::io::Result<SocketAddr> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
 /// The number after `--events`, else the demo's own.
@@ -138,11 +205,11 @@ fn most_loyal_customer(pushed: &[Pushed]) -> Result<&str> {
 }
 
 /// Pushes every event and shows how the sink follows, until it has committed them all.
-async fn push_and_watch(stack: &Stack, sink: &Sink, events: Vec<Event>) -> Result<Vec<Pushed>> {
+async fn push_and_watch(product: &Product, events: Vec<Event>) -> Result<Vec<Pushed>> {
     let begin = Instant::now();
     let count = Arc::new(AtomicUsize::new(0));
     let mut pushing = tokio::spawn({
-        let (client, count) = (stack.client().clone(), Arc::clone(&count));
+        let (client, count) = (product.broker.client().clone(), Arc::clone(&count));
         async move {
             let on_pushed = |more| {
                 count.fetch_add(more, Ordering::Relaxed);
@@ -153,10 +220,12 @@ async fn push_and_watch(stack: &Stack, sink: &Sink, events: Vec<Event>) -> Resul
     let mut progress = Progress::new();
     let mut pushed: Option<(Vec<Pushed>, Instant)> = None;
     loop {
-        if let Some(status) = sink.status() {
-            bail!("the sink ended ({status}):{}", sink.logs().tail());
+        let logs = product.broker.logs();
+        if let Some(status) = product.broker.status() {
+            bail!("the broker ended ({status}):{}", logs.tail());
         }
-        let metrics = sink.metrics().await?;
+        // A sink that has just been started does not answer yet.
+        let metrics = Metrics::of(product.sink).await.unwrap_or_default();
         let committed = metrics.records_written(ORDERS) + metrics.records_written(CLICKS);
         let lag = [ORDERS, CLICKS]
             .iter()
@@ -177,7 +246,7 @@ async fn push_and_watch(stack: &Stack, sink: &Sink, events: Vec<Event>) -> Resul
                 "the sink committed {committed} of {} records within {} s:{}",
                 all.len(),
                 LIMIT.as_secs(),
-                sink.logs().tail()
+                logs.tail()
             ),
             _ => progress.show(&line),
         }
