@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use crate::admission::Lanes;
 use crate::config::Config;
+use crate::consume::ids::SegmentIds;
 use crate::database::{BootError, Database};
 use crate::embedded::{EmbeddedSink, SinkState};
 use crate::error::describe;
@@ -42,6 +43,8 @@ pub struct Broker {
     pub lanes: Lanes,
     /// The key of encryption at rest, and what it is needed for.
     pub vault: Vault,
+    /// Ids of records that were read for consumers.
+    pub segment_ids: Arc<SegmentIds>,
     /// Counters and gauges.
     pub metrics: Metrics,
     /// The sink that the broker runs, if it runs one.
@@ -114,6 +117,7 @@ impl Running {
             outbox: peers::Outbox::default(),
             cursor_key,
             vault: Vault::new(config.seal_key.clone()),
+            segment_ids: Arc::default(),
             metrics: Metrics::new(&lanes),
             lanes,
             sink: config.embedded.as_ref().map(|_| Arc::default()),

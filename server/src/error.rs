@@ -34,6 +34,12 @@ pub enum ApiError {
         "a queue of this push is encrypted at rest, and this broker has no QUEEN_ENCRYPTION_KEY"
     )]
     NoKey,
+    /// What was to be read is damaged, or its key is not here: `503`, another broker may have it.
+    #[error("unreadable: {0}")]
+    Unreadable(String),
+    /// Nothing here has that name: `404`.
+    #[error("{0}")]
+    NotFound(String),
     /// Known to Queen's API, absent here: `501`.
     #[error("{0} is not in this release of the broker")]
     NotImplemented(Cow<'static, str>),
@@ -83,12 +89,13 @@ impl ApiError {
             Self::Refused(Refusal::TooLow(_)) => StatusCode::FORBIDDEN,
             Self::Refused(_) => StatusCode::UNAUTHORIZED,
             Self::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
-            Self::NoRoute(_) => StatusCode::NOT_FOUND,
+            Self::NoRoute(_) | Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Self::Overloaded(Overload::Full(_)) => StatusCode::TOO_MANY_REQUESTS,
             Self::Overloaded(_)
             | Self::NoKey
+            | Self::Unreadable(_)
             | Self::Stopping
             | Self::Unavailable(_)
             | Self::SlowSession(_) => StatusCode::SERVICE_UNAVAILABLE,
@@ -104,6 +111,8 @@ impl ApiError {
             Self::SlowBody => "body_timeout",
             Self::Overloaded(_) => "overloaded",
             Self::NoKey => "encryption_key_missing",
+            Self::Unreadable(_) => "unreadable",
+            Self::NotFound(_) => "not_found",
             Self::NotImplemented(_) => "not_implemented",
             Self::NoRoute(_) => "route_unknown",
             Self::MethodNotAllowed(_) => "method_not_allowed",

@@ -4,6 +4,7 @@ pub mod admission;
 pub mod auth;
 pub mod broker;
 pub mod config;
+pub mod consume;
 pub mod database;
 pub mod embedded;
 pub mod error;

@@ -145,3 +145,45 @@ pub const PARTITION_CLEANUP_EVERY: Duration = Duration::from_secs(600);
 /// A sink's hold keeps this much below the end of what is committed: covers the sub-second skew of
 /// a bound that is derived from a watermark.
 pub const SINK_HOLD_SLACK_SECONDS: i64 = 60;
+
+/// Records of one pop when the request does not say.
+pub const POP_BATCH_DEFAULT: i64 = 200;
+/// Records of one pop at most.
+pub const POP_BATCH_MAX: i64 = 10_000;
+/// Partitions of one pop at most.
+pub const POP_WIDTH_MAX: i64 = 1_000;
+/// Partitions of one pop where the broker chooses.
+pub const POP_WIDTH_AUTOPILOT: i64 = 16;
+/// Bytes before compression that one pop reads, a record counting a little more than it holds; the
+/// first segment always comes.
+pub const POP_RAW_BYTES: i64 = 32 * MIB as i64;
+/// Longest lease, in seconds: a year.
+pub const POP_LEASE_MAX_SECONDS: i64 = 366 * 86_400;
+/// Longest park of a pop.
+pub const POP_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Park of a pop that does not say.
+pub const POP_WAIT_DEFAULT: Duration = Duration::from_secs(30);
+/// A parked pop looks again at least this often, whatever it was told.
+pub const POP_RECHECK: Duration = Duration::from_secs(5);
+/// Partitions that one look of a pop finds nothing in before it lets go of its session.
+pub const POP_LOOKS: i32 = 200;
+/// How long a pop that does not wait goes on while there are partitions that it has not looked at.
+pub const POP_PATIENCE: Duration = Duration::from_secs(2);
+/// Queues that one pop by namespace or task looks at.
+pub const POP_QUEUES: i64 = 100;
+/// How long a partition with a segment that cannot be read is left alone.
+pub const UNREADABLE_PAUSE: Duration = Duration::from_secs(5);
+/// Acknowledgments of one call.
+pub const ACK_ITEMS: usize = 10_000;
+/// How often an ack is worked out anew when a cursor has moved meanwhile.
+pub const ACK_ATTEMPTS: usize = 8;
+/// Longest reason that is kept with a dead letter, in bytes.
+pub const REASON_MAX_BYTES: usize = 4_096;
+/// Ids of records that a broker remembers: 8 bytes each.
+pub const REMEMBERED_IDS: usize = 4_000_000;
+/// Lease extension in seconds when the request does not say.
+pub const LEASE_EXTENSION_DEFAULT_SECONDS: i32 = 60;
+/// Dead letters of one page at most.
+pub const DEAD_LETTERS_PAGE_MAX: i64 = 1_000;
+/// Dead letters of one page when the request does not say.
+pub const DEAD_LETTERS_PAGE_DEFAULT: i64 = 100;

@@ -42,6 +42,14 @@ pub struct Metrics {
     pub fetched_records: Counter,
     /// Payload bytes answered by fetch.
     pub fetched_bytes: Counter,
+    /// Records given to consumers.
+    pub popped_records: Counter,
+    /// Payload bytes given to consumers.
+    pub popped_bytes: Counter,
+    /// Records that groups have settled.
+    pub settled_records: Counter,
+    /// Records that became dead letters.
+    pub dead_letters: Counter,
     /// Batches that a lost precondition rolled back.
     pub kv_rolled_back: Counter,
     /// Records that retention deleted.
@@ -77,6 +85,10 @@ impl Metrics {
             pushed_bytes: Counter::default(),
             fetched_records: Counter::default(),
             fetched_bytes: Counter::default(),
+            popped_records: Counter::default(),
+            popped_bytes: Counter::default(),
+            settled_records: Counter::default(),
+            dead_letters: Counter::default(),
             kv_rolled_back: Counter::default(),
             expired_records: Counter::default(),
             removed_partitions: Counter::default(),
@@ -113,6 +125,30 @@ impl Metrics {
             "Payload bytes read by fetch",
             metrics.fetched_bytes.clone(),
         );
+        for (name, help, counter) in [
+            (
+                "popped_records",
+                "Records given to consumers",
+                &metrics.popped_records,
+            ),
+            (
+                "popped_bytes",
+                "Payload bytes given to consumers",
+                &metrics.popped_bytes,
+            ),
+            (
+                "settled_records",
+                "Records that groups have settled",
+                &metrics.settled_records,
+            ),
+            (
+                "dead_letters",
+                "Records that became dead letters",
+                &metrics.dead_letters,
+            ),
+        ] {
+            registry.register(name, help, counter.clone());
+        }
         registry.register(
             "kv_rolled_back",
             "Key/value batches that a lost precondition rolled back",

@@ -51,7 +51,11 @@ pub fn admission(method: &Method, route: &str) -> Admission {
     match route {
         "/health" | "/status" | "/metrics" | "/api/v1/partitions/changed" => Admission::Free,
         "/api/v1/push" | "/api/v1/transaction" => Admission::Slot(Lane::Push),
-        "/api/v1/fetch" | "/api/v1/pop" | "/api/v1/pop/{*rest}" => Admission::PerRead(Lane::Pop),
+        "/api/v1/fetch" => Admission::PerRead(Lane::Pop),
+        pop if pop.starts_with("/api/v1/pop") => Admission::PerRead(Lane::Pop),
+        "/api/v1/ack" | "/api/v1/ack/batch" | "/api/v1/lease/{lease}/extend" => {
+            Admission::Slot(Lane::Pop)
+        }
         _ if *method == Method::OPTIONS => Admission::Free,
         _ => Admission::Slot(Lane::Control),
     }

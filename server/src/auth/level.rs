@@ -55,13 +55,13 @@ pub fn need(method: &Method, route: Option<&str>) -> Need {
         Some("/health" | "/metrics") => return Need::Nothing,
         None | Some("/api/v1/fetch" | "/api/v1/partitions/changed") => Level::ReadOnly,
         // Taking a record is a write, whatever the method.
-        Some("/api/v1/pop" | "/api/v1/pop/{*rest}") => Level::ReadWrite,
+        Some(route) if route.starts_with("/api/v1/pop") => Level::ReadWrite,
         Some(_) if reads => Level::ReadOnly,
         Some(
             "/api/v1/push"
             | "/api/v1/ack"
             | "/api/v1/ack/batch"
-            | "/api/v1/lease/{*rest}"
+            | "/api/v1/lease/{lease}/extend"
             | "/api/v1/transaction"
             | "/api/v1/kv"
             | "/api/v1/kv/{ns}/{*key}",
@@ -84,7 +84,18 @@ mod tests {
             (Method::GET, "/api/v1/resources/queues", Level::ReadOnly),
             (Method::GET, "/api/v1/kv/{ns}/{*key}", Level::ReadOnly),
             (Method::POST, "/api/v1/push", Level::ReadWrite),
-            (Method::GET, "/api/v1/pop/{*rest}", Level::ReadWrite),
+            (Method::GET, "/api/v1/pop/queue/{queue}", Level::ReadWrite),
+            (
+                Method::POST,
+                "/api/v1/lease/{lease}/extend",
+                Level::ReadWrite,
+            ),
+            (Method::GET, "/api/v1/dlq", Level::ReadOnly),
+            (
+                Method::DELETE,
+                "/api/v1/consumer-groups/{group}",
+                Level::Admin,
+            ),
             (Method::HEAD, "/api/v1/pop", Level::ReadWrite),
             (Method::POST, "/api/v1/ack/batch", Level::ReadWrite),
             (Method::POST, "/api/v1/kv", Level::ReadWrite),

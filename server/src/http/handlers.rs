@@ -18,7 +18,7 @@ use crate::name::check_name;
 use crate::queue::{configure, delete, list};
 
 /// Parses a body, away from the asynchronous threads when it is large.
-async fn parsed<T: Send + 'static>(
+pub(super) async fn parsed<T: Send + 'static>(
     body: Bytes,
     parse: impl FnOnce(&Bytes) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {

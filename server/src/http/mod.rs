@@ -4,6 +4,7 @@ pub mod json;
 
 mod admit;
 mod body;
+mod consume;
 mod handlers;
 mod paced;
 mod serve;
@@ -32,22 +33,17 @@ pub type Shared = State<Arc<Broker>>;
 
 /// Routes of Queen's API that this release does not serve, with the name it answers.
 const ABSENT: &[(&str, &str)] = &[
-    ("/api/v1/pop", "pop"),
-    ("/api/v1/pop/{*rest}", "pop"),
-    ("/api/v1/ack", "ack"),
-    ("/api/v1/ack/batch", "ack"),
-    ("/api/v1/lease/{*rest}", "lease extension"),
     ("/api/v1/transaction", "transactions"),
     ("/api/v1/resources/overview", "resources/overview"),
     ("/api/v1/resources/namespaces", "resources/namespaces"),
     ("/api/v1/resources/tasks", "resources/tasks"),
     ("/api/v1/resources/partitions", "resources/partitions"),
     ("/api/v1/messages", "messages"),
-    ("/api/v1/messages/{*rest}", "messages"),
-    ("/api/v1/dlq", "the dead-letter queue"),
-    ("/api/v1/dlq/{*rest}", "the dead-letter queue"),
-    ("/api/v1/consumer-groups", "consumer groups"),
-    ("/api/v1/consumer-groups/{*rest}", "consumer groups"),
+    (
+        "/api/v1/messages/{partition}/{id}/retry",
+        "the retry of a dead letter",
+    ),
+    ("/api/v1/consumer-groups", "the listing of consumer groups"),
     ("/api/v1/traces", "traces"),
     ("/api/v1/traces/{*rest}", "traces"),
     ("/api/v1/timers", "timers"),
@@ -62,6 +58,38 @@ const ABSENT: &[(&str, &str)] = &[
 pub fn router(broker: Arc<Broker>) -> Router {
     let mut router = Router::new()
         .route("/api/v1/push", post(handlers::push))
+        .route("/api/v1/pop", get(consume::discover))
+        .route("/api/v1/pop/queue/{queue}", get(consume::pop))
+        .route(
+            "/api/v1/pop/queue/{queue}/partition/{partition}",
+            get(consume::pop_partition),
+        )
+        .route("/api/v1/ack", post(consume::ack))
+        .route("/api/v1/ack/batch", post(consume::ack_batch))
+        .route("/api/v1/lease/{lease}/extend", post(consume::extend))
+        .route("/api/v1/dlq", get(consume::dead_letters))
+        .route(
+            "/api/v1/messages/{partition}/{id}",
+            delete(consume::delete_dead_letter)
+                .fallback(|| async { ApiError::NotImplemented("the details of a record".into()) }),
+        )
+        .route(
+            "/api/v1/consumer-groups/{group}",
+            delete(consume::delete_group)
+                .fallback(|| async { ApiError::NotImplemented("the details of a group".into()) }),
+        )
+        .route(
+            "/api/v1/consumer-groups/{group}/queues/{queue}",
+            delete(consume::delete_group_of_queue),
+        )
+        .route(
+            "/api/v1/consumer-groups/{group}/queues/{queue}/seek",
+            post(consume::seek),
+        )
+        .route(
+            "/api/v1/consumer-groups/{group}/subscription",
+            post(consume::subscription),
+        )
         .route("/api/v1/fetch", post(handlers::fetch))
         .route("/api/v1/partitions/changed", post(handlers::changed))
         .route("/api/v1/kv", post(handlers::kv))

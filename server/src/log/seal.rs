@@ -122,6 +122,11 @@ impl SealKey {
         Ok(sealed)
     }
 
+    /// What goes into hashes of ids that are to be compared but not guessed.
+    pub fn id_secret(&self) -> [u8; 32] {
+        derive(&self.key, b"queen transaction id", &[])
+    }
+
     fn open(&self, sealed: &[u8], place: Place<'_>, out: &mut Vec<u8>) -> Result<(), Damage> {
         let (head, rest) = sealed.split_at_checked(HEAD_BYTES).ok_or(Damage::Seal)?;
         let (body, tag) = rest
@@ -174,6 +179,11 @@ fn hex(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+/// Whether a stored block is sealed.
+pub fn is_sealed(block: &[u8]) -> bool {
+    block.first() == Some(&MARK)
+}
+
 /// Gives back the zstd frame of a block as it is stored, sealed or not; `out` is room for an
 /// opened one.
 ///
@@ -187,7 +197,7 @@ pub fn opened<'a>(
     key: Option<&SealKey>,
     out: &'a mut Vec<u8>,
 ) -> Result<&'a [u8], Damage> {
-    if block.first() != Some(&MARK) {
+    if !is_sealed(block) {
         return Ok(block);
     }
     key.ok_or(Damage::NoKey)?.open(block, place, out)?;

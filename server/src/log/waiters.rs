@@ -1,4 +1,4 @@
-//! Parked fetches of this process, and who wakes them.
+//! Parked fetches and pops of this process, and who wakes them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,8 +19,10 @@ pub struct Waiters {
 
 #[derive(Debug)]
 struct Waiter {
-    /// Partitions per queue that the fetch asked for.
+    /// Partitions per queue that the request asked for; none at all means any.
     partitions: HashMap<String, HashSet<String>>,
+    /// Takes what others have given back, too.
+    consumes: bool,
     notify: Notify,
 }
 
@@ -54,8 +56,32 @@ impl Waiters {
                     .insert(partition.to_owned()),
             };
         }
+        self.enter(tenant, partitions, false)
+    }
+
+    /// Registers a consumer's interest in one partition or any of `queues`.
+    pub fn register_consumer<'a, 'n>(
+        &'a self,
+        tenant: Uuid,
+        queues: impl Iterator<Item = &'n str>,
+        partition: Option<&str>,
+    ) -> Registration<'a> {
+        let wanted: HashSet<String> = partition.map(str::to_owned).into_iter().collect();
+        let partitions = queues
+            .map(|queue| (queue.to_owned(), wanted.clone()))
+            .collect();
+        self.enter(tenant, partitions, true)
+    }
+
+    fn enter(
+        &self,
+        tenant: Uuid,
+        partitions: HashMap<String, HashSet<String>>,
+        consumes: bool,
+    ) -> Registration<'_> {
         let waiter = Arc::new(Waiter {
             partitions,
+            consumes,
             notify: Notify::new(),
         });
         let mut table = self.table();
@@ -76,21 +102,32 @@ impl Waiters {
 
     /// Wakes who waits for this partition.
     pub fn wake_partition(&self, tenant: Uuid, queue: &str, partition: &str) {
-        self.wake(tenant, queue, |partitions| partitions.contains(partition));
+        self.wake(tenant, queue, |_, partitions| {
+            partitions.is_empty() || partitions.contains(partition)
+        });
+    }
+
+    /// Wakes the consumers of this queue: there may be something to take again.
+    pub fn wake_consumers(&self, tenant: Uuid, queue: &str) {
+        self.wake(tenant, queue, |waiter, _| waiter.consumes);
     }
 
     /// Wakes who waits for any partition of this queue.
     pub fn wake_queue(&self, tenant: Uuid, queue: &str) {
-        self.wake(tenant, queue, |_| true);
+        self.wake(tenant, queue, |_, _| true);
     }
 
-    fn wake(&self, tenant: Uuid, queue: &str, wanted: impl Fn(&HashSet<String>) -> bool) {
+    fn wake(&self, tenant: Uuid, queue: &str, wanted: impl Fn(&Waiter, &HashSet<String>) -> bool) {
         let table = self.table();
         if table.is_empty() {
             return;
         }
         for waiter in table.get(&(tenant, queue.to_owned())).into_iter().flatten() {
-            if waiter.partitions.get(queue).is_some_and(&wanted) {
+            if waiter
+                .partitions
+                .get(queue)
+                .is_some_and(|partitions| wanted(waiter, partitions))
+            {
                 waiter.notify.notify_one();
             }
         }

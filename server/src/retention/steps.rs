@@ -201,13 +201,9 @@ pub async fn deleted_queue(
     }))
 }
 
-/// Removes some partitions of a deleted queue, or the queue itself when none is left. How many
-/// partitions that were.
-pub async fn dismantle(
-    client: &Object,
-    queue: &DeletedQueue,
-    partitions: i64,
-) -> Result<u64, ApiError> {
+/// Removes some partitions or dead letters of a deleted queue, or the queue itself when none is left.
+/// How many of them that were.
+pub async fn dismantle(client: &Object, queue: &DeletedQueue, rows: i64) -> Result<u64, ApiError> {
     // A push that has found the queue before its deletion may hold a row: the next pass takes it.
     const REMOVE: &str = "
         WITH locked AS (
@@ -217,6 +213,12 @@ pub async fn dismantle(
             DELETE FROM queen.partitions p USING locked l WHERE p.id = l.id RETURNING p.id
         )
         INSERT INTO queen.trash (partition_id) SELECT g.id FROM gone g";
+    const LETTERS: &str = "
+        DELETE FROM queen.dead_letters d USING (
+            SELECT l.id FROM queen.dead_letters l WHERE l.queue_id = $1
+            ORDER BY l.group_name, l.id LIMIT $2
+        ) g
+        WHERE d.id = g.id";
     const FORGET: &str = "
         WITH gone AS (
             DELETE FROM queen.deleted_queues d
@@ -226,7 +228,11 @@ pub async fn dismantle(
         )
         DELETE FROM queen.queues q USING gone g WHERE q.id = g.queue_id";
     let remove = client.prepare_cached(REMOVE).await?;
-    let removed = client.execute(&remove, &[&queue.id, &partitions]).await?;
+    let mut removed = client.execute(&remove, &[&queue.id, &rows]).await?;
+    if removed == 0 {
+        let letters = client.prepare_cached(LETTERS).await?;
+        removed = client.execute(&letters, &[&queue.id, &rows]).await?;
+    }
     if removed == 0 {
         let forget = client.prepare_cached(FORGET).await?;
         client.execute(&forget, &[&queue.id]).await?;
@@ -252,6 +258,7 @@ pub async fn empty_trash(
             LIMIT $2
         ) d
         WHERE s.partition_id = d.partition_id AND s.base_offset = d.base_offset";
+    const CURSORS: &str = "DELETE FROM queen.cursors WHERE partition_id = ANY ($1)";
     const FORGET: &str = "
         DELETE FROM queen.trash t
         WHERE t.partition_id = ANY ($1)
@@ -264,6 +271,8 @@ pub async fn empty_trash(
     }
     let delete = client.prepare_cached(DELETE).await?;
     let deleted = client.execute(&delete, &[&ids, &segments]).await?;
+    let cursors = client.prepare_cached(CURSORS).await?;
+    client.execute(&cursors, &[&ids]).await?;
     let forget = client.prepare_cached(FORGET).await?;
     let forgotten = client.execute(&forget, &[&ids]).await?;
     Ok(deleted > 0 || forgotten > 0)

@@ -4,8 +4,9 @@ use crate::support::{Fixture, until};
 async fn what_is_not_served_says_so_by_name() {
     let fixture = Fixture::start().await;
     for (path, status, word) in [
-        ("/api/v1/pop/queue/orders", 501, "pop"),
-        ("/api/v1/pop", 501, "pop"),
+        ("/api/v1/traces/names", 501, "traces"),
+        ("/api/v1/consumer-groups", 501, "consumer groups"),
+        ("/api/v1/resources/queues/q", 501, "queue"),
         ("/api/v1/nothing", 404, "GET /api/v1/nothing"),
         ("/api/v1/push", 405, "GET /api/v1/push"),
     ] {
@@ -13,7 +14,7 @@ async fn what_is_not_served_says_so_by_name() {
         assert_eq!(answer.status, status, "{path}");
         assert!(answer.error().contains(word), "{path}: {}", answer.error());
     }
-    let answer = fixture.post("/api/v1/ack", "{}").await;
+    let answer = fixture.post("/api/v1/transaction", "{}").await;
     assert_eq!(
         (answer.status, answer.json()["code"].as_str()),
         (501, Some("not_implemented"))

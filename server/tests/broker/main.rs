@@ -8,6 +8,7 @@ mod boot;
 mod changed;
 mod clock;
 mod configure;
+mod consume;
 mod embedded;
 mod encryption;
 mod fetch;

@@ -27,7 +27,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    async fn of(response: reqwest::Response) -> Self {
+    pub async fn of(response: reqwest::Response) -> Self {
         let retry_after = response.headers().get("retry-after");
         Self {
             status: response.status().as_u16(),

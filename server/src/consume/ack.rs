@@ -1,0 +1,646 @@
+//! `ack`: what became of records that were taken.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use deadpool_postgres::Object;
+use serde::{Deserialize, Serialize};
+use tokio_postgres::error::SqlState;
+use uuid::Uuid;
+
+use crate::broker::Broker;
+use crate::consume::QUEUE_MODE;
+use crate::consume::ids::{self, Known, SegmentIds};
+use crate::consume::segments::{OneRecord, Opener, block_of, partition_id};
+use crate::consume::verdict::{Change, Cursor, Item, Status, UNRESOLVABLE, Verdict, settle};
+use crate::error::ApiError;
+use crate::http::json;
+use crate::limits::{ACK_ATTEMPTS, ACK_ITEMS, REASON_MAX_BYTES};
+use crate::log::seal::{Place, Vault, is_sealed};
+use crate::name::check_name;
+use crate::timestamp::Timestamp;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Acknowledgment {
+    transaction_id: String,
+    #[serde(default)]
+    partition_id: Option<String>,
+    #[serde(default)]
+    status: Option<String>,
+    #[serde(default)]
+    consumer_group: Option<String>,
+    #[serde(default)]
+    lease_id: Option<String>,
+    #[serde(default)]
+    error: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Batch {
+    acknowledgments: Vec<Acknowledgment>,
+    #[serde(default)]
+    consumer_group: Option<String>,
+}
+
+/// A checked request: acknowledgments of one group.
+#[derive(Debug)]
+pub struct AckRequest {
+    group: String,
+    acks: Vec<Ack>,
+}
+
+#[derive(Debug)]
+struct Ack {
+    transaction_id: String,
+    /// `None` when it cannot be a partition of this broker.
+    life: Option<Uuid>,
+    status: Status,
+    lease: Option<Result<Uuid, ()>>,
+    reason: Option<String>,
+}
+
+/// Reads the body of a single acknowledgment.
+///
+/// # Errors
+///
+/// `400` with the field that is wrong.
+pub fn parse_one(body: &[u8]) -> Result<AckRequest, ApiError> {
+    let mut ack: Acknowledgment = json::parse(body)?;
+    let group = group(ack.consumer_group.take())?;
+    Ok(AckRequest {
+        group,
+        acks: vec![checked(ack, "")?],
+    })
+}
+
+/// Reads the body of a batch.
+///
+/// # Errors
+///
+/// `400` with the field that is wrong.
+pub fn parse_batch(body: &[u8]) -> Result<AckRequest, ApiError> {
+    let batch: Batch = json::parse(body)?;
+    if batch.acknowledgments.len() > ACK_ITEMS {
+        return Err(ApiError::bad_request(format!(
+            "acknowledgments: {} of them, at most {ACK_ITEMS} a call",
+            batch.acknowledgments.len()
+        )));
+    }
+    let acks = batch.acknowledgments.into_iter().enumerate();
+    Ok(AckRequest {
+        group: group(batch.consumer_group)?,
+        acks: acks
+            .map(|(index, ack)| checked(ack, &format!("acknowledgments[{index}].")))
+            .collect::<Result<_, _>>()?,
+    })
+}
+
+fn group(named: Option<String>) -> Result<String, ApiError> {
+    match named {
+        Some(group) if !group.is_empty() => {
+            check_name(&group, "consumerGroup")?;
+            Ok(group)
+        }
+        _ => Ok(QUEUE_MODE.to_owned()),
+    }
+}
+
+fn checked(ack: Acknowledgment, place: &str) -> Result<Ack, ApiError> {
+    // A transaction id alone is not unique over partitions.
+    let Some(partition) = ack.partition_id.filter(|id| !id.is_empty()) else {
+        return Err(ApiError::bad_request(format!(
+            "{place}partitionId: missing"
+        )));
+    };
+    let lease = ack.lease_id.filter(|id| !id.is_empty());
+    Ok(Ack {
+        life: partition_id(&partition),
+        status: Status::parse(ack.status.as_deref()),
+        lease: lease.map(|id| Uuid::try_parse(&id).map_err(drop)),
+        reason: ack.error.map(reason),
+        transaction_id: ack.transaction_id,
+    })
+}
+
+/// A reason as it is kept: text that PostgreSQL takes, of bounded length.
+fn reason(mut text: String) -> String {
+    text.retain(|c| c != '\0');
+    let mut end = text.len().min(REASON_MAX_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+    text
+}
+
+/// The answer to one acknowledgment.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Answer {
+    index: usize,
+    transaction_id: String,
+    success: bool,
+    error: Option<&'static str>,
+    lease_released: bool,
+    dlq: bool,
+    noop: bool,
+}
+
+/// What an ack came to.
+#[derive(Debug)]
+pub struct Acked {
+    /// One answer per acknowledgment, in their order.
+    pub answers: Vec<Answer>,
+    /// Queues in which there is something to take again.
+    pub released: Vec<String>,
+    /// Records that were settled.
+    pub settled: u64,
+    /// Records that became dead letters.
+    pub dead: u64,
+}
+
+/// A cursor of the group, with what is needed to settle records of its partition.
+struct State {
+    partition_id: i64,
+    group_id: i64,
+    queue_id: i64,
+    queue: String,
+    life: Uuid,
+    partition: String,
+    next_offset: Option<i64>,
+    lease_from: i64,
+    cursor: Cursor,
+    limit: Option<i32>,
+    pause: i32,
+}
+
+/// Settles records.
+///
+/// # Errors
+///
+/// `503` or `500` from the database, or when a segment that has to be looked into cannot be read:
+/// nothing is settled then.
+pub async fn ack(broker: &Broker, tenant: Uuid, request: &AckRequest) -> Result<Acked, ApiError> {
+    let mut attempt = 1;
+    loop {
+        let client = broker.database.client().await?;
+        let outcome = attempt_ack(&client, broker, tenant, request).await;
+        match outcome {
+            // The cursor moved meanwhile: a lease ended, or another acknowledgment came.
+            Err(Failure::Moved) if attempt < ACK_ATTEMPTS => attempt += 1,
+            Err(Failure::Moved) => {
+                return Err(ApiError::Unavailable(
+                    "the cursors of this ack moved at every attempt".into(),
+                ));
+            }
+            Err(Failure::Api(error)) => return Err(error),
+            Ok(acked) => return Ok(acked),
+        }
+    }
+}
+
+enum Failure {
+    Moved,
+    Api(ApiError),
+}
+
+impl<E: Into<ApiError>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Api(error.into())
+    }
+}
+
+async fn attempt_ack(
+    client: &Object,
+    broker: &Broker,
+    tenant: Uuid,
+    request: &AckRequest,
+) -> Result<Acked, Failure> {
+    let mut by_life: HashMap<Uuid, Vec<usize>> = HashMap::new();
+    for (index, ack) in request.acks.iter().enumerate() {
+        if let Some(life) = ack.life {
+            by_life.entry(life).or_default().push(index);
+        }
+    }
+    let lives: Vec<Uuid> = by_life.keys().copied().collect();
+    let states = read(client, tenant, &request.group, &lives).await?;
+    let mut acked = Acked {
+        answers: request.acks.iter().enumerate().map(unknown).collect(),
+        released: Vec::new(),
+        settled: 0,
+        dead: 0,
+    };
+    let mut moves: Vec<(&State, Change, &[usize])> = Vec::new();
+    for state in &states {
+        let indexes: &[usize] = by_life.get(&state.life).map_or(&[], Vec::as_slice);
+        let known = known(client, broker, tenant, state).await?;
+        let items: Vec<Item> = indexes
+            .iter()
+            .map(|&index| item(&request.acks[index], state, &known, &broker.segment_ids))
+            .collect();
+        let (change, verdicts) = settle(&state.cursor, state.limit, &items);
+        for (&index, verdict) in indexes.iter().zip(&verdicts) {
+            acked.answers[index].tell(*verdict, change.release);
+        }
+        if change.moves(&state.cursor) {
+            moves.push((state, change, indexes));
+        }
+    }
+    write(client, broker, tenant, request, &moves).await?;
+    for (state, change, _) in &moves {
+        acked.settled += (change.next - state.cursor.next).unsigned_abs();
+        acked.dead += change.dead.len() as u64;
+        if change.release {
+            acked.released.push(state.queue.clone());
+        }
+    }
+    acked.released.sort_unstable();
+    acked.released.dedup();
+    Ok(acked)
+}
+
+/// The answer for a partition that is not the tenant's, or that the group has never taken from.
+fn unknown((index, ack): (usize, &Ack)) -> Answer {
+    Answer {
+        index,
+        transaction_id: ack.transaction_id.clone(),
+        success: false,
+        error: Some(UNRESOLVABLE),
+        lease_released: false,
+        dlq: false,
+        noop: false,
+    }
+}
+
+impl Answer {
+    fn tell(&mut self, verdict: Verdict, released: bool) {
+        self.success = !matches!(verdict, Verdict::Refused(_));
+        self.error = match verdict {
+            Verdict::Refused(reason) => Some(reason),
+            _ => None,
+        };
+        self.noop = verdict == Verdict::Noop;
+        self.dlq = verdict == Verdict::DeadLetter;
+        self.lease_released = released && matches!(verdict, Verdict::Done | Verdict::DeadLetter);
+    }
+}
+
+fn item(ack: &Ack, state: &State, known: &Known, ids: &SegmentIds) -> Item {
+    let fingerprint = ids.fingerprint(&json::string(&ack.transaction_id));
+    Item {
+        lease: ack.lease,
+        status: ack.status,
+        offsets: ids::find(known, fingerprint, state.lease_from, state.cursor.lease_to),
+    }
+}
+
+async fn read(
+    client: &Object,
+    tenant: Uuid,
+    group: &str,
+    lives: &[Uuid],
+) -> Result<Vec<State>, ApiError> {
+    const READ: &str = "
+        SELECT p.id, c.group_id, q.id, q.name, p.life, p.name, c.next_offset,
+               coalesce(c.lease_from, 0), coalesce(c.lease_to, 0), c.lease_id,
+               coalesce(c.due > clock_timestamp(), false), c.failed_offset, c.failures,
+               CASE WHEN coalesce((q.options ->> 'deadLetterQueue')::boolean, true)
+                     AND coalesce((q.options ->> 'dlqAfterMaxRetries')::boolean, true)
+                    THEN coalesce((q.options ->> 'retryLimit')::int4, 3) END,
+               coalesce((q.options ->> 'retryDelay')::int4, 0)
+        FROM unnest($3::uuid[]) AS w (life)
+        JOIN queen.partitions p ON p.life = w.life
+        JOIN queen.queues q ON q.id = p.queue_id AND q.tenant = $1
+        JOIN queen.groups s ON s.tenant = q.tenant AND s.queue = q.name AND s.name = $2
+        JOIN queen.cursors c ON c.partition_id = p.id AND c.group_id = s.id";
+    let statement = client.prepare_cached(READ).await?;
+    let rows = client.query(&statement, &[&tenant, &group, &lives]).await?;
+    Ok(rows
+        .iter()
+        .map(|row| {
+            let next_offset: Option<i64> = row.get(6);
+            State {
+                partition_id: row.get(0),
+                group_id: row.get(1),
+                queue_id: row.get(2),
+                queue: row.get(3),
+                life: row.get(4),
+                partition: row.get(5),
+                next_offset,
+                lease_from: row.get(7),
+                cursor: Cursor {
+                    next: next_offset.unwrap_or(0),
+                    lease_to: row.get(8),
+                    lease: row.get(9),
+                    live: row.get(10),
+                    failed: row.get(11),
+                    failures: row.get(12),
+                },
+                limit: row.get(13),
+                pause: row.get(14),
+            }
+        })
+        .collect())
+}
+
+/// A segment with its block.
+struct Stored {
+    partition_id: i64,
+    base_offset: i64,
+    ts: Timestamp,
+    records: usize,
+    raw_bytes: usize,
+    row: tokio_postgres::Row,
+}
+
+impl Stored {
+    fn block(&self) -> &[u8] {
+        block_of(&self.row, 5)
+    }
+
+    fn place<'a>(&self, tenant: Uuid, state: &'a State) -> Place<'a> {
+        Place {
+            tenant,
+            queue: &state.queue,
+            partition: &state.partition,
+            records: self.records,
+            raw_bytes: self.raw_bytes,
+        }
+    }
+}
+
+/// The segments that hold offsets `from` to `to - 1` of a partition.
+async fn load(
+    client: &Object,
+    partition: i64,
+    from: i64,
+    to: i64,
+) -> Result<Vec<Stored>, ApiError> {
+    const LOAD: &str = "
+        SELECT g.partition_id, g.base_offset, g.ts, g.records, g.raw_bytes, g.block
+        FROM queen.segments g
+        WHERE g.partition_id = $1 AND g.base_offset < $3 AND g.base_offset >= coalesce((
+            SELECT max(h.base_offset) FROM queen.segments h
+            WHERE h.partition_id = $1 AND h.base_offset <= $2), $2)
+        ORDER BY g.base_offset";
+    let statement = client.prepare_cached(LOAD).await?;
+    let rows = client.query(&statement, &[&partition, &from, &to]).await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| Stored {
+            partition_id: row.get(0),
+            base_offset: row.get(1),
+            ts: row.get(2),
+            records: row.get::<_, i32>(3).unsigned_abs() as usize,
+            raw_bytes: row.get::<_, i32>(4).unsigned_abs() as usize,
+            row,
+        })
+        .collect())
+}
+
+/// The ids of what was taken last; what retention has deleted since is left out.
+async fn known(
+    client: &Object,
+    broker: &Broker,
+    tenant: Uuid,
+    state: &State,
+) -> Result<Known, ApiError> {
+    let (from, to) = (state.lease_from, state.cursor.lease_to);
+    if from >= to {
+        return Ok(Known::new());
+    }
+    if let Some(known) = broker.segment_ids.covering(state.partition_id, from, to) {
+        return Ok(known);
+    }
+    let mut opener = Opener::new(broker.vault.key().map(Arc::as_ref));
+    let mut known = Known::new();
+    for segment in load(client, state.partition_id, from, to).await? {
+        let records = opener
+            .open(segment.block(), segment.place(tenant, state))
+            .map_err(|damage| unreadable(state, segment.base_offset, &damage))?;
+        let fingerprints = records
+            .iter()
+            .map(|record| broker.segment_ids.fingerprint(record.id))
+            .collect();
+        let learnt =
+            broker
+                .segment_ids
+                .learn(segment.partition_id, segment.base_offset, fingerprints);
+        known.push((segment.base_offset, learnt));
+    }
+    Ok(known)
+}
+
+fn unreadable(state: &State, offset: i64, damage: &crate::log::codec::Damage) -> ApiError {
+    ApiError::Unreadable(format!(
+        "partition {} of queue {}, offset {offset}: {damage}",
+        state.partition, state.queue
+    ))
+}
+
+/// Dead letters, column by column as the database takes them.
+#[derive(Default)]
+struct Dead {
+    queue: Vec<i64>,
+    life: Vec<Uuid>,
+    partition: Vec<String>,
+    group: Vec<String>,
+    offset: Vec<i64>,
+    hash: Vec<Uuid>,
+    ts: Vec<Timestamp>,
+    failures: Vec<i32>,
+    reason: Vec<Option<String>>,
+    raw: Vec<i32>,
+    block: Vec<Vec<u8>>,
+}
+
+impl Dead {
+    /// Copies a record out of the log. One that retention has deleted meanwhile is beyond saving.
+    async fn push(
+        &mut self,
+        client: &Object,
+        vault: &Vault,
+        tenant: Uuid,
+        group: &str,
+        state: &State,
+        (offset, failures, reason): (i64, i32, Option<&String>),
+    ) -> Result<(), ApiError> {
+        let segments = load(client, state.partition_id, offset, offset + 1).await?;
+        let holds = |segment: &&Stored| {
+            (0..segment.records as i64).contains(&(offset - segment.base_offset))
+        };
+        let Some(segment) = segments.iter().find(holds) else {
+            tracing::warn!(
+                queue = state.queue,
+                partition = state.partition,
+                offset,
+                "retention deleted a record before it became a dead letter"
+            );
+            return Ok(());
+        };
+        let key = vault.key().map(Arc::as_ref);
+        let place = segment.place(tenant, state);
+        let mut opener = Opener::new(key);
+        let failed = |damage| unreadable(state, offset, &damage);
+        let records = opener.open(segment.block(), place).map_err(failed)?;
+        let record = records[(offset - segment.base_offset) as usize];
+        let copy = OneRecord::copy(record, segment.block(), place, key).map_err(failed)?;
+        let secret = key.filter(|_| is_sealed(segment.block()));
+        self.queue.push(state.queue_id);
+        self.life.push(state.life);
+        self.partition.push(state.partition.clone());
+        self.group.push(group.to_owned());
+        self.offset.push(offset);
+        self.hash.push(ids::stored_hash(record.id, secret));
+        self.ts.push(segment.ts);
+        self.failures.push(failures);
+        self.reason.push(reason.cloned());
+        // A record is smaller than a body, and so below 1 GiB.
+        self.raw.push(copy.raw_bytes as i32);
+        self.block.push(copy.block);
+        Ok(())
+    }
+}
+
+async fn write(
+    client: &Object,
+    broker: &Broker,
+    tenant: Uuid,
+    request: &AckRequest,
+    moves: &[(&State, Change, &[usize])],
+) -> Result<(), Failure> {
+    const SETTLE: &str = "
+        SELECT queen.settle($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15,$16,$17,$18,$19,$20,$21)";
+    if moves.is_empty() {
+        return Ok(());
+    }
+    let mut dead = Dead::default();
+    for (state, change, indexes) in moves {
+        for &(offset, item, failures) in &change.dead {
+            let reason = request.acks[indexes[item]].reason.as_ref();
+            dead.push(
+                client,
+                &broker.vault,
+                tenant,
+                &request.group,
+                state,
+                (offset, failures, reason),
+            )
+            .await?;
+        }
+    }
+    fn column<'m, T>(
+        moves: &'m [(&State, Change, &[usize])],
+        of: impl Fn(&'m State, &'m Change) -> T,
+    ) -> Vec<T> {
+        moves
+            .iter()
+            .map(|(state, change, _)| of(state, change))
+            .collect()
+    }
+    let statement = client.prepare_cached(SETTLE).await?;
+    let outcome = client
+        .query_one(
+            &statement,
+            &[
+                &column(moves, |state, _| state.partition_id),
+                &column(moves, |state, _| state.group_id),
+                &column(moves, |state, _| state.next_offset),
+                &column(moves, |state, _| state.cursor.lease),
+                &column(moves, |state, _| state.cursor.failures),
+                &column(moves, |_, change| change.next),
+                &column(moves, |_, change| change.release),
+                &column(
+                    moves,
+                    |state, change| if change.redeliver { state.pause } else { 0 },
+                ),
+                &column(moves, |_, change| change.failed),
+                &column(moves, |_, change| change.failures),
+                &dead.queue,
+                &dead.life,
+                &dead.partition,
+                &dead.group,
+                &dead.offset,
+                &dead.hash,
+                &dead.ts,
+                &dead.failures,
+                &dead.reason,
+                &dead.raw,
+                &dead.block,
+            ],
+        )
+        .await;
+    match outcome {
+        Ok(_) => Ok(()),
+        Err(error)
+            if error.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE)
+                || error.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED) =>
+        {
+            Err(Failure::Moved)
+        }
+        Err(error) => Err(Failure::Api(error.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_published_types_send_is_read() {
+        let lease = Uuid::new_v4();
+        let life = Uuid::new_v4();
+        let one = queen_protocol::AckRequest {
+            transaction_id: "t".into(),
+            partition_id: life.to_string(),
+            status: queen_protocol::AckStatus::Retry,
+            consumer_group: Some("g".into()),
+            lease_id: Some(lease.to_string()),
+            error: Some("boom\0".into()),
+        };
+        let request = parse_one(&serde_json::to_vec(&one).expect("JSON")).expect("an ack");
+        assert_eq!(request.group, "g");
+        let ack = &request.acks[0];
+        assert_eq!((ack.life, ack.status), (Some(life), Status::Retry));
+        assert_eq!(ack.lease, Some(Ok(lease)));
+        assert_eq!(ack.reason.as_deref(), Some("boom"));
+        let batch =
+            br#"{"acknowledgments":[{"transactionId":"t","partitionId":"x","status":"nonsense",
+            "leaseId":"y","error":null}],"consumerGroup":null}"#;
+        let request = parse_batch(batch).expect("acks");
+        assert_eq!(request.group, QUEUE_MODE);
+        assert_eq!(request.acks[0].status, Status::Failed);
+        assert_eq!(
+            (request.acks[0].life, request.acks[0].lease),
+            (None, Some(Err(())))
+        );
+    }
+
+    #[test]
+    fn a_wrong_acknowledgment_is_named() {
+        let error = parse_batch(br#"{"acknowledgments":[{"transactionId":"t"}]}"#)
+            .expect_err("no partition")
+            .to_string();
+        assert!(error.contains("acknowledgments[0].partitionId"), "{error}");
+        assert!(parse_one(b"{}").is_err());
+    }
+
+    #[test]
+    fn the_answer_has_the_shape_of_the_published_type() {
+        let ack = Ack {
+            transaction_id: "t\"1".into(),
+            life: None,
+            status: Status::Completed,
+            lease: None,
+            reason: None,
+        };
+        let mut answer = unknown((3, &ack));
+        answer.tell(Verdict::DeadLetter, true);
+        let body = serde_json::to_string(&[answer]).expect("JSON");
+        let results: Vec<queen_protocol::AckResult> = serde_json::from_str(&body).expect("results");
+        assert!(results[0].success && results[0].dlq && results[0].lease_released);
+        assert_eq!(serde_json::to_string(&results).expect("JSON"), body);
+    }
+}

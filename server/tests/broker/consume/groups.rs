@@ -1,0 +1,216 @@
+use queen::log::push::message_id;
+use serde_json::json;
+
+use super::{ack, numbers, pop};
+use crate::support::Fixture;
+
+#[tokio::test]
+async fn a_group_begins_at_now_at_the_start_or_at_an_instant() {
+    let fixture = Fixture::start().await;
+    for payload in ["0", "1", "2"] {
+        fixture.push("q", "p", &[payload]).await;
+    }
+    let log = fixture
+        .fetch(r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#)
+        .await;
+    let second = &log.entries[0].records[1].ts;
+    let from = format!("/queue/q?consumerGroup=instant&subscriptionFrom={second}");
+    assert_eq!(numbers(&pop(&fixture, &from).await), [1, 2]);
+    assert!(pop(&fixture, "/queue/q?consumerGroup=now").await.is_empty());
+    assert!(
+        pop(
+            &fixture,
+            "/queue/q?consumerGroup=told&subscriptionMode=new&subscriptionFrom=now"
+        )
+        .await
+        .is_empty()
+    );
+    assert_eq!(
+        numbers(&pop(&fixture, "/queue/q?consumerGroup=all&subscriptionMode=all").await),
+        [0, 1, 2]
+    );
+    assert_eq!(
+        numbers(&pop(&fixture, "/queue/q?subscriptionMode=new").await),
+        [0, 1, 2]
+    );
+    fixture.push("q", "p", &["3"]).await;
+    fixture.push("q", "later", &["4"]).await;
+    // What a group asks for when it is there already changes nothing.
+    let mut seen = numbers(
+        &pop(
+            &fixture,
+            "/queue/q?consumerGroup=now&subscriptionMode=all&partitions=9",
+        )
+        .await,
+    );
+    seen.sort_unstable();
+    assert_eq!(seen, [3, 4]);
+}
+
+#[tokio::test]
+async fn a_group_that_is_there_before_its_queue_misses_nothing() {
+    let fixture = Fixture::start().await;
+    assert!(pop(&fixture, "/queue/q?consumerGroup=g").await.is_empty());
+    assert_eq!(
+        fixture.get("/api/v1/resources/queues").await.json()["queues"],
+        json!([])
+    );
+    fixture.push("q", "p", &["1"]).await;
+    assert_eq!(
+        numbers(&pop(&fixture, "/queue/q?consumerGroup=g").await),
+        [1]
+    );
+}
+
+#[tokio::test]
+async fn now_is_exact_even_when_the_clock_steps_back() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["0"]).await;
+    assert!(pop(&fixture, "/queue/q?consumerGroup=g").await.is_empty());
+    // As if the group had subscribed before the clock stepped back an hour: floor and group agree.
+    let session = fixture.session().await;
+    let moved = session
+        .query_one(
+            "WITH f AS (UPDATE queen.floor SET ts = ts + interval '1 hour' RETURNING ts),
+                  s AS (UPDATE queen.groups SET since = since + interval '1 hour' RETURNING since)
+             SELECT f.ts >= s.since FROM f, s",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert!(
+        moved.get::<_, bool>(0),
+        "the floor is below a group's beginning"
+    );
+    fixture.push("q", "new", &["1"]).await;
+    assert_eq!(
+        numbers(&pop(&fixture, "/queue/q?consumerGroup=g").await),
+        [1]
+    );
+}
+
+#[tokio::test]
+async fn a_group_meets_every_partition_of_a_large_queue() {
+    let fixture = Fixture::start().await;
+    let items: Vec<String> = (0..1_700)
+        .map(|n| format!(r#"{{"queue":"q","partition":"{n}","payload":{n}}}"#))
+        .collect();
+    let body = format!(r#"{{"items":[{}]}}"#, items.join(","));
+    assert_eq!(fixture.post("/api/v1/push", body).await.status, 201);
+    // One that begins now arms them all and takes nothing until something is pushed.
+    assert!(pop(&fixture, "/queue/q?consumerGroup=now").await.is_empty());
+    fixture.push("q", "1699", &["7"]).await;
+    assert_eq!(
+        numbers(&pop(&fixture, "/queue/q?consumerGroup=now").await),
+        [7]
+    );
+    let mut seen = Vec::new();
+    loop {
+        let messages = pop(&fixture, "/queue/q?autoAck=true&partitions=400&batch=400").await;
+        if messages.is_empty() {
+            break;
+        }
+        seen.extend(numbers(&messages));
+    }
+    seen.sort_unstable();
+    let mut expected: Vec<i64> = (0..1_700).chain([7]).collect();
+    expected.sort_unstable();
+    assert_eq!(seen, expected);
+}
+
+#[tokio::test]
+async fn a_deleted_group_begins_anew_and_a_moved_one_elsewhere() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["0", "1"]).await;
+    let path = "/queue/q?consumerGroup=g&subscriptionMode=all";
+    let messages = pop(&fixture, path).await;
+    ack(&fixture, &messages[1], "completed").await;
+    assert!(pop(&fixture, path).await.is_empty());
+    let deleted = fixture
+        .request("DELETE", "/api/v1/consumer-groups/g/queues/q", "")
+        .await
+        .json();
+    assert_eq!(
+        (&deleted["success"], &deleted["deletedPartitions"]),
+        (&json!(true), &json!(1))
+    );
+    let again = pop(&fixture, path).await;
+    assert_eq!(numbers(&again), [0, 1]);
+
+    let seek = "/api/v1/consumer-groups/g/queues/q/seek";
+    let sought = fixture.post(seek, r#"{"toEnd":true}"#).await.json();
+    assert_eq!(sought["partitionsUpdated"], json!(1));
+    // What was taken before the move can no longer be settled.
+    assert!(!ack(&fixture, &again[1], "completed").await.success);
+    assert!(pop(&fixture, path).await.is_empty());
+    fixture
+        .post(seek, r#"{"timestamp":"1970-01-01T00:00:00Z"}"#)
+        .await
+        .json();
+    assert_eq!(numbers(&pop(&fixture, path).await), [0, 1]);
+    assert_eq!(
+        fixture
+            .post(seek, r#"{"position":"earliest"}"#)
+            .await
+            .status,
+        400
+    );
+    let nobody = "/api/v1/consumer-groups/nobody/queues/q/seek";
+    assert_eq!(fixture.post(nobody, r#"{"toEnd":true}"#).await.status, 404);
+}
+
+#[tokio::test]
+async fn everything_below_the_least_cursor_of_all_groups_is_complete() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["0", "1", "2"]).await;
+    let session = fixture.session().await;
+    let completed = async || {
+        let sql = "SELECT queen.completed_to(id) FROM queen.partitions";
+        session
+            .query_one(sql, &[])
+            .await
+            .unwrap()
+            .get::<_, Option<i64>>(0)
+    };
+    assert_eq!(completed().await, None);
+    let first = pop(&fixture, "/queue/q?consumerGroup=a&subscriptionMode=all").await;
+    assert_eq!(completed().await, Some(0));
+    ack(&fixture, &first[1], "completed").await;
+    assert_eq!(completed().await, Some(2));
+    let second = pop(&fixture, "/queue/q?consumerGroup=b&subscriptionMode=all").await;
+    assert_eq!(completed().await, Some(0));
+    ack(&fixture, &second[0], "completed").await;
+    assert_eq!(completed().await, Some(1));
+}
+
+#[tokio::test]
+async fn deleting_a_queue_takes_groups_cursors_and_dead_letters_along() {
+    let fixture = Fixture::with(&[("QUEEN_RETENTION_INTERVAL_MS", "100")], &[]).await;
+    fixture.push("q", "p", &["0", "1"]).await;
+    let messages = pop(&fixture, "/queue/q?consumerGroup=g&subscriptionMode=all").await;
+    assert!(ack(&fixture, &messages[0], "dlq").await.dlq);
+    let deleted = fixture
+        .request("DELETE", "/api/v1/resources/queues/q", "")
+        .await;
+    assert_eq!(deleted.json()["existed"], json!(true));
+    let late = ack(&fixture, &messages[1], "completed").await;
+    assert!(!late.success);
+    let dead = fixture.get("/api/v1/dlq?queue=q").await.json();
+    assert_eq!(dead["total"], json!(0));
+    assert!(pop(&fixture, "/queue/q?consumerGroup=g").await.is_empty());
+    // The queue made anew knows nothing of what the group was.
+    fixture.push("q", "p", &["7"]).await;
+    let again = pop(&fixture, "/queue/q?consumerGroup=g").await;
+    assert_eq!(numbers(&again), [7]);
+    assert_ne!(again[0].partition_id, messages[0].partition_id);
+    assert_eq!(
+        again[0].id,
+        message_id(again[0].partition_id.parse().unwrap(), 0).to_string()
+    );
+    let session = fixture.session().await;
+    crate::support::until(|| async {
+        let sql = "SELECT count(*) FROM queen.cursors";
+        session.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 1
+    })
+    .await;
+}
