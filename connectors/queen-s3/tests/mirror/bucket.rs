@@ -13,6 +13,8 @@ use serde_json::Value;
 struct State {
     objects: BTreeMap<String, Bytes>,
     uploads: BTreeMap<String, BTreeMap<u16, Bytes>>,
+    /// Uploads that were completed.
+    completed: usize,
 }
 
 /// Objects by key.
@@ -39,6 +41,11 @@ impl MemoryBucket {
         manifests
             .map(|(_, bytes)| serde_json::from_slice(bytes).expect("a manifest is JSON"))
             .collect()
+    }
+
+    /// How many objects went up in parts.
+    pub fn in_parts(&self) -> usize {
+        self.state().completed
     }
 
     /// The keys of checkpoints.
@@ -119,8 +126,9 @@ impl Bucket for MemoryBucket {
         let parts = self.state().uploads.remove(key).expect("an upload");
         assert_eq!(parts.len(), etags.len());
         let content: Vec<Bytes> = parts.into_values().collect();
-        let before = self
-            .state()
+        let mut state = self.state();
+        state.completed += 1;
+        let before = state
             .objects
             .insert(key.to_owned(), content.concat().into());
         assert!(before.is_none(), "{key} is written twice");

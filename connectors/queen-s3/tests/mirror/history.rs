@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use queen_s3::broker::Name;
@@ -89,7 +90,8 @@ fn days_of_history_become_aligned_windows_that_each_keep_to_the_size_target() {
 }
 
 fn huge_in_huge(partition: &str, offset: i64) -> String {
-    let bytes = if partition == "huge" { 3 * MIB } else { 100 };
+    // More than the room that a queue has however short memory is.
+    let bytes = if partition == "huge" { 5 * MIB } else { 100 };
     format!("{{\"n\":{offset},\"pad\":\"{}\"}}", "x".repeat(bytes))
 }
 
@@ -129,26 +131,27 @@ fn short_memory_closes_the_largest_buffer_of_all_queues_first() {
         // All within the present hour, so that neither alignment nor age closes anything.
         let log = Log::new(TEN + HOUR / 2, about_a_kibibyte);
         let name = Name::from("p");
-        for (queue, segments) in [("large", 12), ("small", 3)] {
+        for (queue, records) in [("large", 4_300), ("small", 500)] {
             log.create(queue);
-            for segment in 0..segments {
-                log.write(queue, &name, TEN + segment * SECOND, 500);
-            }
+            log.write(queue, &name, TEN, records);
         }
         let bucket = Arc::<MemoryBucket>::default();
         let mut options = Options::new();
         options.settings.max_window = Duration::from_secs(24 * 3_600);
+        // Nothing makes a queue look at memory again while the other's window is written.
+        options.settings.discovery_interval = Duration::from_secs(60);
         options.memory = 6 * MIB;
         let sink = Sink::start(&log, &bucket, &["large", "small"], &options);
-        eventually("a window", || committed(&log, "large").0 > 0).await;
-        eventually("the rest is read", || {
-            let buffered = |queue: &str| {
-                let queue = sink.status.queue(queue);
-                queue.buffered.load(std::sync::atomic::Ordering::Relaxed) as usize
-            };
-            buffered("small") > MIB && buffered("large") > 0
+        let buffered = |queue: &str| sink.status.queue(queue).buffered.load(Relaxed) as usize;
+        eventually("both are read", || {
+            buffered("large") > 4 * MIB && buffered("small") > 400 * KIB
         })
         .await;
+        assert_eq!(committed(&log, "large").0 + committed(&log, "small").0, 0);
+        // It is the smaller one that memory now does not suffice for.
+        log.write("small", &name, log.now(), 1_500);
+        eventually("a window", || committed(&log, "large").0 > 0).await;
+        eventually("the rest is read", || buffered("small") > MIB).await;
         assert_eq!(committed(&log, "small").0, 0, "the smaller one is kept");
         sink.stop().await;
     });
@@ -165,7 +168,7 @@ fn an_idle_queue_moves_its_pointer_and_leaves_the_bucket_alone() {
         assert_eq!(committed(&log, "orders").0, 0);
         assert!(bucket.data().is_empty() && bucket.manifests("orders").is_empty());
         let windows = &sink.status.queue("orders").windows;
-        assert_eq!(windows.load(std::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(windows.load(Relaxed), 0);
         sink.stop().await;
     });
 }

@@ -1,7 +1,7 @@
 //! The log as a queue's task meets it, each call after a while that differs from call to call.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -22,6 +22,8 @@ pub struct Link {
     log: Arc<Log>,
     budget: Arc<MemoryBudget>,
     dice: AtomicU64,
+    /// Fetch calls under way.
+    fetching: AtomicUsize,
 }
 
 impl Link {
@@ -31,6 +33,7 @@ impl Link {
             log: Arc::clone(log),
             budget: Arc::clone(budget),
             dice: AtomicU64::new(seed),
+            fetching: AtomicUsize::new(0),
         }
     }
 
@@ -53,9 +56,11 @@ fn error(operation: &'static str, kind: BrokerErrorKind) -> BrokerError {
 #[async_trait]
 impl Broker for Link {
     async fn fetch(&self, request: &FetchRequest) -> Result<FetchAnswer, BrokerError> {
+        let at_once = self.fetching.fetch_add(1, Ordering::Relaxed) + 1;
         self.travel().await;
-        let body = self.log.fetch(request);
+        let body = self.log.fetch(request, at_once);
         self.travel().await;
+        self.fetching.fetch_sub(1, Ordering::Relaxed);
         decode_fetch(request, body.into(), &self.budget)
             .map_err(|source| error("POST /api/v1/fetch", BrokerErrorKind::Decode(source)))
     }

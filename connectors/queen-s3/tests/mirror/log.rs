@@ -57,6 +57,8 @@ pub struct Queue {
 pub struct Counts {
     /// Fetch calls.
     pub fetches: u64,
+    /// Most fetch calls under way at a time.
+    pub at_once: usize,
     /// Partitions that fetch calls asked for, repeats included.
     pub entries: u64,
     /// Records answered.
@@ -224,13 +226,14 @@ impl Log {
         std::mem::take(&mut self.state().counts)
     }
 
-    /// The body of the answer to a fetch.
-    pub fn fetch(&self, request: &FetchRequest) -> String {
+    /// The body of the answer to a fetch, one of so many `at_once`.
+    pub fn fetch(&self, request: &FetchRequest, at_once: usize) -> String {
         let mut state = self.state();
         let state = &mut *state;
         let mut body = String::from("{\"entries\":[");
         let mut left = state.limits.call_records;
         state.counts.fetches += 1;
+        state.counts.at_once = state.counts.at_once.max(at_once);
         state.counts.entries += request.entries.len() as u64;
         let quote = |text: &str| Value::from(text).to_string();
         for (index, entry) in request.entries.iter().enumerate() {

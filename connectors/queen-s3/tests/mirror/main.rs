@@ -9,6 +9,7 @@ mod link;
 mod log;
 mod million;
 mod positions;
+mod settings;
 mod sink;
 // The simulation asks more of it.
 #[allow(dead_code)]

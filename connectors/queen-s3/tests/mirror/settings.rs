@@ -1,0 +1,187 @@
+//! What single variables promise, seen in the bucket, and what the figures say of it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use queen_s3::broker::Name;
+use queen_s3::config::Start;
+
+use crate::bucket::MemoryBucket;
+use crate::history::records;
+use crate::log::{Log, SAFE_LAG};
+use crate::sink::{Options, Sink, committed, eventually};
+use crate::{HOUR, SECOND, TEN, in_virtual_time};
+
+fn payload(_: &str, offset: i64) -> String {
+    format!("{{\"n\":{offset}}}")
+}
+
+/// A log of one partition with a record in each of the last `hours` whole hours.
+fn hours_of_records(hours: i64) -> Arc<Log> {
+    let log = Log::new(TEN + hours * HOUR + 10 * SECOND, payload);
+    log.create("orders");
+    for hour in 0..hours {
+        log.write(
+            "orders",
+            &Name::from("p"),
+            TEN + hour * HOUR + 60 * SECOND,
+            1,
+        );
+    }
+    log
+}
+
+#[test]
+fn latest_begins_at_the_present_safe_time_and_earliest_at_the_first_record() {
+    for (start, mirrored) in [(Start::Latest, 1), (Start::Earliest, 3)] {
+        in_virtual_time(async {
+            let log = hours_of_records(2);
+            let bucket = Arc::<MemoryBucket>::default();
+            let mut options = Options::new();
+            options.settings.start = start;
+            let began = log.now();
+            let sink = Sink::start(&log, &bucket, &["orders"], &options);
+            eventually("a pointer", || committed(&log, "orders").1 >= 0).await;
+            let (k, end) = committed(&log, "orders");
+            let safe = began - SAFE_LAG..=log.safe_time();
+            match start {
+                Start::Latest => assert!(k == 0 && safe.contains(&end), "{end}"),
+                Start::Earliest => assert!(end == 0 || k > 0, "{end}"),
+            }
+            let written = log.now();
+            log.write("orders", &Name::from("p"), written, 1);
+            eventually("the record", || committed(&log, "orders").1 > written).await;
+            sink.stop().await;
+            assert_eq!(records(&bucket).len(), mirrored);
+        });
+    }
+}
+
+#[test]
+fn checkpoints_come_every_so_many_windows_and_the_two_newest_stay() {
+    in_virtual_time(async {
+        let log = hours_of_records(9);
+        let bucket = Arc::<MemoryBucket>::default();
+        let mut options = Options::new();
+        options.settings.checkpoint_every = 2;
+        options.settings.max_window = Duration::from_secs(24 * 3_600);
+        let sink = Sink::start(&log, &bucket, &["orders"], &options);
+        eventually("nine windows", || committed(&log, "orders").0 == 9).await;
+        let kept = || -> Vec<String> {
+            let keys = bucket.checkpoints().into_iter();
+            keys.filter_map(|key| Some(key.rsplit('/').next()?.to_owned()))
+                .collect()
+        };
+        let newest = ["0000000006.json.zst", "0000000008.json.zst"];
+        eventually("the checkpoints", || kept() == newest).await;
+        let age = &sink.status.queue("orders").checkpoint_age;
+        assert_eq!(age.load(Relaxed), 1, "one window since");
+        sink.stop().await;
+    });
+}
+
+#[test]
+fn an_object_above_the_threshold_goes_up_in_parts_and_one_at_it_in_one_piece() {
+    let upload = |threshold: u64| {
+        in_virtual_time(async {
+            let log = hours_of_records(1);
+            let bucket = Arc::<MemoryBucket>::default();
+            let mut options = Options::new();
+            options.settings.multipart_threshold_bytes = threshold;
+            let sink = Sink::start(&log, &bucket, &["orders"], &options);
+            eventually("the window", || committed(&log, "orders").0 == 1).await;
+            sink.stop().await;
+            let length = bucket
+                .data()
+                .values()
+                .map(|object| object.len())
+                .sum::<usize>();
+            (length as u64, bucket.in_parts())
+        })
+    };
+    let (length, _) = upload(1 << 20);
+    assert_eq!(upload(length), (length, 0));
+    assert_eq!(upload(length - 1), (length, 1));
+}
+
+#[test]
+fn the_figures_of_a_queue_are_those_of_its_manifests() {
+    in_virtual_time(async {
+        let log = hours_of_records(3);
+        let bucket = Arc::<MemoryBucket>::default();
+        let sink = Sink::start(&log, &bucket, &["orders"], &Options::new());
+        eventually("three windows", || committed(&log, "orders").0 == 3).await;
+        let status = sink.status.queue("orders");
+        let shown = |counter: &AtomicU64| counter.load(Relaxed);
+        eventually("the last one is shown", || shown(&status.windows) == 3).await;
+        let manifests = bucket.manifests("orders");
+        let sum = |field: &str| -> u64 { manifests.iter().filter_map(|m| m[field].as_u64()).sum() };
+        assert_eq!(shown(&status.records), sum("records"));
+        assert_eq!(shown(&status.jsonl_bytes), sum("bytes"));
+        assert_eq!(shown(&status.parquet_bytes), 0);
+        assert_eq!(shown(&status.lost) + shown(&status.late), 0);
+        assert_eq!(
+            shown(&status.discovered),
+            1,
+            "as many as the last pass listed"
+        );
+        let counts = log.take_counts();
+        assert_eq!(shown(&status.fetches_ok), counts.fetches);
+        assert_eq!(shown(&status.fetches_failed), 0);
+        let (_, windows, _) = sink.status.window_records.snapshot();
+        assert_eq!(windows.iter().sum::<u64>(), 3);
+        let end = status.t_end().expect("it has committed").0;
+        assert_eq!(end, committed(&log, "orders").1);
+        let lag = log.safe_time() - sink.status.safe_time().expect("it has asked").0;
+        assert!(lag < 5 * SECOND, "safeTime is the last answer's: {lag}");
+        sink.stop().await;
+    });
+}
+
+#[test]
+fn an_idle_queue_asks_which_partitions_moved_once_an_interval_and_for_no_record() {
+    in_virtual_time(async {
+        let log = hours_of_records(1);
+        let bucket = Arc::<MemoryBucket>::default();
+        let mut options = Options::new();
+        options.settings.discovery_interval = Duration::from_secs(7);
+        let sink = Sink::start(&log, &bucket, &["orders"], &options);
+        eventually("the window", || committed(&log, "orders").0 == 1).await;
+        log.take_counts();
+        tokio::time::sleep(Duration::from_secs(700)).await;
+        let counts = log.take_counts();
+        assert!(
+            (98..=101).contains(&counts.pages),
+            "{} passes",
+            counts.pages
+        );
+        assert_eq!(counts.fetches, 0);
+        sink.stop().await;
+    });
+}
+
+#[test]
+fn a_backlog_is_read_with_as_many_calls_at_once_as_are_allowed() {
+    for concurrency in [1, 3, 8] {
+        in_virtual_time(async {
+            let log = hours_of_records(1);
+            for number in 0..2_000 {
+                log.write(
+                    "orders",
+                    &Name::from(format!("q-{number}")),
+                    TEN + 90 * SECOND,
+                    1,
+                );
+            }
+            let bucket = Arc::<MemoryBucket>::default();
+            let mut options = Options::new();
+            options.settings.fetch_concurrency = concurrency;
+            let sink = Sink::start(&log, &bucket, &["orders"], &options);
+            eventually("the window", || committed(&log, "orders").0 == 1).await;
+            sink.stop().await;
+            assert_eq!(log.take_counts().at_once, concurrency);
+        });
+    }
+}
