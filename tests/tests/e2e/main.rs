@@ -8,6 +8,7 @@ mod embedded;
 mod faults;
 mod main_job;
 mod outage;
+mod payloads;
 mod sharing;
 
 use anyhow::Result;
