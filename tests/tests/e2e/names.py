@@ -1,6 +1,7 @@
-"""Reads the partition names of every queue's Parquet objects with each reader.
+"""Reads the names in every queue's Parquet objects with each reader.
 
-Arguments: the sink's folder, and JSON: {queue as keys spell it: [partition, ...] in order}."""
+Arguments: the sink's folder, and JSON: {queue as keys spell it: [[partition, transaction id], ...]
+by partition}."""
 
 import glob
 import json
@@ -12,27 +13,42 @@ import pandas
 import polars
 import pyarrow.parquet
 
-folder, expected = sys.argv[1], json.loads(sys.argv[2])
-for queue, names in expected.items():
-    paths = sorted(glob.glob(f"{folder}/queue={queue}/**/*.parquet", recursive=True))
+COLUMNS = ["partition", "transaction_id"]
+
+
+def rows(columns):
+    """Rows of two columns, by partition (bytes)."""
+    return sorted(map(list, zip(*columns)), key=lambda row: row[0].encode())
+
+
+def with_pyarrow(paths):
+    tables = [pyarrow.parquet.ParquetFile(path).read(COLUMNS) for path in paths]
+    table = pyarrow.concat_tables(tables)
+    return [table[column].to_pylist() for column in COLUMNS]
+
+
+def with_pandas(paths):
+    table = pandas.concat(pandas.read_parquet(path, partitioning=None) for path in paths)
+    return [list(table[column]) for column in COLUMNS]
+
+
+def with_polars(paths):
+    table = polars.read_parquet(paths, hive_partitioning=False)
+    return [table[column].to_list() for column in COLUMNS]
+
+
+def with_duckdb(paths):
     relation = duckdb.read_parquet(paths, hive_partitioning=False)
-    read = {
-        "DuckDB": [row[0] for row in relation.project("partition").fetchall()],
-        "PyArrow": [
-            name
-            for path in paths
-            for name in pyarrow.parquet.ParquetFile(path).read()["partition"].to_pylist()
-        ],
-        "Polars": polars.read_parquet(paths, hive_partitioning=False)["partition"].to_list(),
-        "pandas": [
-            name
-            for path in paths
-            for name in pandas.read_parquet(path, partitioning=None)["partition"]
-        ],
-    }
-    for reader, found in read.items():
-        if sorted(found, key=lambda name: name.encode()) != names:
-            sys.exit(f"{reader} reads other partitions of {queue}: {found} and not {names}")
+    return list(zip(*relation.project(", ".join(COLUMNS)).fetchall()))
+
+
+folder, expected = sys.argv[1], json.loads(sys.argv[2])
+for queue, records in expected.items():
+    paths = sorted(glob.glob(f"{folder}/queue={queue}/**/*.parquet", recursive=True))
+    for read in [with_duckdb, with_pyarrow, with_polars, with_pandas]:
+        found = rows(read(paths))
+        if found != records:
+            sys.exit(f"{queue} {read.__name__}: {found} and not {records}")
     metadata = pyarrow.parquet.ParquetFile(paths[0]).metadata.metadata
     if metadata[b"queen.queue"].decode() != unquote(queue):
         sys.exit(f"the file of {queue} says {metadata}")

@@ -216,12 +216,13 @@ async fn every_name_comes_back_from_every_reader_whatever_keys_make_of_it() -> R
     let long = "ü".repeat(127) + "x";
     assert_eq!(long.len(), 255);
     let partitions: Vec<&str> = NAMES.into_iter().chain([long.as_str(), " "]).collect();
-    let mut expected: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let transaction_id = |partition: &str, queue: &str| format!("{partition}\n\"{queue}");
+    let mut expected: BTreeMap<String, Vec<(&str, String)>> = BTreeMap::new();
     for queue in NAMES {
         let event = |partition: &&str| Event {
             queue: queue.into(),
             partition: (*partition).into(),
-            transaction_id: format!("{partition}\n\"{queue}"),
+            transaction_id: transaction_id(partition, queue),
             payload: Arc::from("1"),
         };
         let pushed = stack
@@ -232,7 +233,10 @@ async fn every_name_comes_back_from_every_reader_whatever_keys_make_of_it() -> R
         settled(&stack.lake("jsonl"), queue, &log).await?;
         let mut names = partitions.clone();
         names.sort_unstable();
-        expected.insert(encode_name(queue), names);
+        let records = names
+            .into_iter()
+            .map(|name| (name, transaction_id(name, queue)));
+        expected.insert(encode_name(queue), records.collect());
     }
     let lake = stack.lake("parquet");
     for queue in NAMES {
