@@ -185,3 +185,46 @@ fn a_backlog_is_read_with_as_many_calls_at_once_as_are_allowed() {
         });
     }
 }
+
+#[test]
+fn a_queue_that_is_not_there_is_looked_for_once_a_minute_and_mirrored_from_its_first_record() {
+    in_virtual_time(async {
+        let log = Log::new(TEN, payload);
+        let bucket = Arc::<MemoryBucket>::default();
+        let mut options = Options::new();
+        options.settings.start = Start::Latest;
+        let sink = Sink::start(&log, &bucket, &["orders"], &options);
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let looks = log.take_counts().pages;
+        assert!((8..=11).contains(&looks), "{looks} looks in ten minutes");
+        assert!(log.document("s3:main:orders:committed").is_none());
+        log.create("orders");
+        let written = log.now();
+        log.write("orders", &Name::from("p"), written, 1);
+        eventually("its record", || committed(&log, "orders").1 > written).await;
+        sink.stop().await;
+        assert_eq!(records(&bucket), log.records("orders"));
+    });
+}
+
+#[test]
+fn a_stop_commits_a_window_of_a_mebibyte_and_leaves_a_small_young_one_to_the_next_start() {
+    for (records_written, windows) in [(20_000, 1), (20, 0)] {
+        in_virtual_time(async {
+            let log = Log::new(TEN + HOUR / 2, payload);
+            log.create("orders");
+            log.write("orders", &Name::from("p"), TEN, records_written);
+            let bucket = Arc::<MemoryBucket>::default();
+            let sink = Sink::start(&log, &bucket, &["orders"], &Options::new());
+            let status = sink.status.queue("orders");
+            eventually("it is read", || status.buffered.load(Relaxed) > 0).await;
+            assert_eq!(committed(&log, "orders").0, 0);
+            sink.stop().await;
+            assert_eq!(committed(&log, "orders").0, windows);
+            let next = Sink::start(&log, &bucket, &["orders"], &Options::new());
+            eventually("the next start", || committed(&log, "orders").0 == 1).await;
+            next.stop().await;
+            assert_eq!(records(&bucket), log.records("orders"));
+        });
+    }
+}
