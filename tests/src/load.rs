@@ -141,3 +141,43 @@ pub fn check_log(log: &Ledger, pushed: &[Pushed]) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pushed(offset: i64, payload: &str) -> Pushed {
+        let event = Event {
+            queue: "q".into(),
+            partition: "p".into(),
+            transaction_id: String::new(),
+            payload: payload.into(),
+        };
+        Pushed { event, offset }
+    }
+
+    fn log(payloads: &[&str]) -> Ledger {
+        let mut ledger = Ledger::default();
+        for (offset, payload) in (0..).zip(payloads) {
+            ledger.insert("p", offset, (*payload).into()).unwrap();
+        }
+        ledger
+    }
+
+    #[test]
+    fn what_is_lost_doubled_or_missing_in_between_is_told() {
+        let acknowledged = [pushed(0, "a"), pushed(1, "b")];
+        assert!(check_log(&log(&["a", "b", "unacknowledged"]), &acknowledged).is_ok());
+        for (wrong, word) in [
+            (log(&["a"]), "acknowledged"),
+            (log(&["a", "other"]), "acknowledged"),
+            (log(&["a", "b", "a"]), "twice"),
+        ] {
+            let error = check_log(&wrong, &acknowledged).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+        let mut gap = log(&["a", "b"]);
+        gap.insert("p", 3, "c".into()).unwrap();
+        assert!(check_log(&gap, &acknowledged).is_err());
+    }
+}

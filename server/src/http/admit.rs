@@ -33,10 +33,13 @@ pub async fn admit(
         return Ok(next.run(request).await);
     };
     let admission = admission(request.method(), route.as_str());
-    if let Admission::Slot(lane) | Admission::PerRead(lane) = admission {
-        broker.lanes.check(lane)?;
+    let (parts, mut body) = request.into_parts();
+    if let Admission::Slot(lane) | Admission::PerRead(lane) = admission
+        && let Err(overload) = broker.lanes.check(lane)
+    {
+        discard(&broker, &mut body).await;
+        return Err(overload.into());
     }
-    let (parts, body) = request.into_parts();
     let announced = parts
         .headers
         .get(header::CONTENT_LENGTH)
@@ -59,7 +62,29 @@ pub async fn admit(
 }
 
 /// The whole body within its limits, counted for as long as any of it is kept.
-async fn read(broker: &Broker, announced: Option<usize>, body: Body) -> Result<Bytes, ApiError> {
+async fn read(
+    broker: &Broker,
+    announced: Option<usize>,
+    mut body: Body,
+) -> Result<Bytes, ApiError> {
+    if body.is_end_stream() {
+        return Ok(Bytes::new());
+    }
+    match timeout(broker.config.http.body, fill(broker, announced, &mut body)).await {
+        Ok(Err(refused)) => {
+            discard(broker, &mut body).await;
+            Err(refused)
+        }
+        Ok(filled) => filled,
+        Err(_) => Err(ApiError::SlowBody),
+    }
+}
+
+async fn fill(
+    broker: &Broker,
+    announced: Option<usize>,
+    body: &mut Body,
+) -> Result<Bytes, ApiError> {
     let limit = broker.config.max_body_bytes;
     let too_large = || {
         ApiError::coded(
@@ -73,35 +98,42 @@ async fn read(broker: &Broker, announced: Option<usize>, body: Body) -> Result<B
     if announced.is_some_and(|length| length > limit) {
         return Err(too_large());
     }
-    if body.is_end_stream() {
-        return Ok(Bytes::new());
-    }
     let memory = &broker.lanes.memory;
     let mut held = memory.hold(0);
     let mut bytes = BytesMut::with_capacity(announced.unwrap_or_default());
-    let reading = async {
-        let mut body = body;
-        while let Some(frame) = body.frame().await {
-            let frame = frame
-                .map_err(|error| ApiError::bad_request(format!("the body ended early: {error}")))?;
-            let Ok(chunk) = frame.into_data() else {
-                continue;
-            };
-            if bytes.len() + chunk.len() > limit {
-                return Err(too_large());
-            }
-            memory.extend(&mut held, chunk.len())?;
-            bytes.extend_from_slice(&chunk);
+    while let Some(frame) = body.frame().await {
+        let frame = frame
+            .map_err(|error| ApiError::bad_request(format!("the body ended early: {error}")))?;
+        let Ok(chunk) = frame.into_data() else {
+            continue;
+        };
+        if bytes.len() + chunk.len() > limit {
+            return Err(too_large());
         }
-        Ok(())
-    };
-    timeout(broker.config.http.body, reading)
-        .await
-        .map_err(|_| ApiError::SlowBody)??;
+        memory.extend(&mut held, chunk.len())?;
+        bytes.extend_from_slice(&chunk);
+    }
     Ok(Bytes::from_owner(CountedBytes {
         bytes: bytes.freeze(),
         _held: held,
     }))
+}
+
+/// Reads on and keeps nothing, as much as a body may have: a connection that is closed while its
+/// client still sends is reset, and the client never sees why it was refused.
+async fn discard(broker: &Broker, body: &mut Body) {
+    let mut left = broker.config.max_body_bytes;
+    let discarding = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            let length = frame.data_ref().map_or(0, Bytes::len);
+            left = left.saturating_sub(length);
+            if left == 0 {
+                return;
+            }
+        }
+    };
+    // Who has not sent it by then does not wait for the answer either.
+    let _ = timeout(broker.config.http.body, discarding).await;
 }
 
 struct CountedBytes {

@@ -64,6 +64,10 @@ async fn a_full_push_lane_answers_429_and_the_other_lanes_go_on() {
             (429, Some("overloaded"))
         );
         assert_eq!(refused.retry_after.as_deref(), Some("1"));
+        // A client that listens only once all of a large body is sent hears of it as well.
+        let large = head("/api/v1/push", 32 << 20) + &" ".repeat(32 << 20);
+        let (_stream, answer) = raw(&fixture, &large).await;
+        assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
         assert_eq!(
             fixture.post("/api/v1/configure", CONFIGURE).await.status,
             200
@@ -73,7 +77,7 @@ async fn a_full_push_lane_answers_429_and_the_other_lanes_go_on() {
             .await;
         fixture.changed(r#"{"entries":[{"queue":"q"}]}"#).await;
         let refusals = r#"queen_lane_refused_total{lane="push",reason="full"}"#;
-        assert_eq!(metric(&fixture, refusals).await, 1.0);
+        assert_eq!(metric(&fixture, refusals).await, 2.0);
         holder.batch_execute("ROLLBACK").await.unwrap();
     };
     let (answers, ()) = tokio::join!(waiting, beyond);
@@ -129,7 +133,10 @@ async fn bodies_that_fill_the_memory_are_refused_and_counted_no_longer_once_answ
     first.write_all(announced.as_bytes()).await.unwrap();
     first.write_all(&vec![b' '; half]).await.unwrap();
     until(|| async { metric(&fixture, "queen_memory_held_bytes").await >= half as f64 }).await;
-    let refused = fixture.post("/api/v1/push", vec![b' '; half]).await;
+    // Through no lane: the body alone is what is refused.
+    let refused = fixture
+        .post("/api/v1/partitions/changed", vec![b' '; half])
+        .await;
     assert_eq!(
         (refused.status, refused.json()["code"].as_str()),
         (503, Some("overloaded"))
