@@ -20,10 +20,21 @@ const HASHED_NAME_HEAD_BYTES: usize = 180;
 /// What the options of a queue say about retention.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// Segments older than this many seconds go.
-    seconds: i64,
+    /// Segments older than this many seconds go, whoever has read them.
+    seconds: Option<i64>,
+    /// Segments that every group has settled go once they are older than this many seconds.
+    completed_seconds: Option<i64>,
     /// The sink that has to keep up, with the ceiling of its hold in seconds.
     hold: Option<(String, i64)>,
+}
+
+/// What may go of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cutoffs {
+    /// Segments with a `ts` below this.
+    pub all: Option<Timestamp>,
+    /// Segments with a `ts` below this that every group has settled.
+    pub completed: Option<Timestamp>,
 }
 
 impl Policy {
@@ -31,47 +42,59 @@ impl Policy {
     pub fn of(options: &Map<String, Value>) -> Option<Self> {
         let all = effective(options);
         let number = |name: &str| all.get(name).and_then(Value::as_i64).unwrap_or(0);
-        let seconds = number("retentionSeconds");
-        if all.get("retentionEnabled") != Some(&Value::Bool(true)) || seconds <= 0 {
+        let age = |name: &str| Some(number(name)).filter(|seconds| *seconds > 0);
+        let seconds = age("retentionSeconds");
+        let completed_seconds = age("completedRetentionSeconds");
+        let enabled = all.get("retentionEnabled") == Some(&Value::Bool(true));
+        if !enabled || seconds.or(completed_seconds).is_none() {
             return None;
         }
         let sink = all.get("retentionSinkHold").and_then(Value::as_str);
         let hold = sink
             .filter(|sink| !sink.is_empty())
             .map(|sink| (sink.to_owned(), number("retentionSinkHoldMaxSeconds")));
-        Some(Self { seconds, hold })
+        Some(Self {
+            seconds,
+            completed_seconds,
+            hold,
+        })
     }
 
-    /// Segments with a `ts` below this go. `committed` is the end of the sink's last window.
-    fn cutoff(&self, now: Timestamp, committed: Option<Timestamp>) -> Timestamp {
-        let own = now.plus_seconds(-self.seconds);
-        let Some((_, ceiling)) = self.hold else {
-            return own;
-        };
-        let capped = now.plus_seconds(-ceiling);
-        let held = committed.map_or(capped, |end| {
-            end.plus_seconds(-SINK_HOLD_SLACK_SECONDS).max(capped)
+    /// What may go. `committed` is the end of the sink's last window.
+    fn cutoffs(&self, now: Timestamp, committed: Option<Timestamp>) -> Cutoffs {
+        let held = self.hold.as_ref().map(|(_, ceiling)| {
+            let capped = now.plus_seconds(-ceiling);
+            committed.map_or(capped, |end| {
+                end.plus_seconds(-SINK_HOLD_SLACK_SECONDS).max(capped)
+            })
         });
-        own.min(held)
+        let below = |age: Option<i64>| {
+            let own = age.map(|seconds| now.plus_seconds(-seconds));
+            own.map(|own| held.map_or(own, |held| own.min(held)))
+        };
+        Cutoffs {
+            all: below(self.seconds),
+            completed: below(self.completed_seconds),
+        }
     }
 
-    /// The cutoff of `queue` by the database's clock.
+    /// The cutoffs of `queue` by the database's clock.
     ///
     /// # Errors
     ///
     /// The database's, when its clock cannot be read. A commit pointer that cannot be read is none:
     /// then the ceiling alone holds.
-    pub async fn read_cutoff(
+    pub async fn read_cutoffs(
         &self,
         client: &Object,
         tenant: Uuid,
         queue: &str,
-    ) -> Result<Timestamp, ApiError> {
+    ) -> Result<Cutoffs, ApiError> {
         const CLOCK: &str = "SELECT clock_timestamp()";
         let statement = client.prepare_cached(CLOCK).await?;
         let now: Timestamp = client.query_one(&statement, &[]).await?.get(0);
         let Some((sink, _)) = &self.hold else {
-            return Ok(self.cutoff(now, None));
+            return Ok(self.cutoffs(now, None));
         };
         let committed = match pointer(client, tenant, sink, queue).await {
             Ok(value) => value.and_then(|value| committed_end(&value, now)),
@@ -80,7 +103,7 @@ impl Policy {
                 None
             }
         };
-        Ok(self.cutoff(now, committed))
+        Ok(self.cutoffs(now, committed))
     }
 }
 
@@ -184,10 +207,30 @@ mod tests {
             (Some(at(0)), 9_000),
             (None, 9_000),
         ] {
-            assert_eq!(held.cutoff(now, committed), at(cutoff), "{committed:?}");
+            let cutoffs = held.cutoffs(now, committed);
+            assert_eq!(cutoffs.all, Some(at(cutoff)), "{committed:?}");
         }
         let free = policy(json!({"retentionEnabled": true, "retentionSeconds": 100}));
-        assert_eq!(free.expect("a policy").cutoff(now, None), at(9_900));
+        let cutoffs = free.expect("a policy").cutoffs(now, None);
+        assert_eq!(cutoffs.all, Some(at(9_900)));
+    }
+
+    #[test]
+    fn a_hold_holds_what_is_completed_as_it_holds_all_else() {
+        let completed = policy(json!({
+            "retentionEnabled": true, "completedRetentionSeconds": 50,
+            "retentionSinkHold": "lake", "retentionSinkHoldMaxSeconds": 1_000,
+        }))
+        .expect("a policy");
+        let now = at(10_000);
+        for (committed, cutoff) in [
+            (Some(at(9_999)), 9_939),
+            (Some(at(9_500)), 9_440),
+            (None, 9_000),
+        ] {
+            let cutoffs = completed.cutoffs(now, committed);
+            assert_eq!((cutoffs.all, cutoffs.completed), (None, Some(at(cutoff))));
+        }
     }
 
     #[test]

@@ -124,13 +124,13 @@ async fn sweep(
     policy: Option<&Policy>,
     cleanup: bool,
 ) -> Result<(), ApiError> {
-    let cutoff = match policy {
+    let cutoffs = match policy {
         Some(policy) => {
             let client = broker.database.client().await?;
-            let cutoff = policy
-                .read_cutoff(&client, queue.tenant, &queue.name)
+            let cutoffs = policy
+                .read_cutoffs(&client, queue.tenant, &queue.name)
                 .await?;
-            Some(cutoff)
+            Some(cutoffs)
         }
         None => None,
     };
@@ -140,13 +140,15 @@ async fn sweep(
         // A session per page: requests come in between.
         let client = broker.database.client().await?;
         let page = steps::page(&client, queue.id, &after, RETENTION_PARTITIONS, idle_days).await?;
-        if let Some(cutoff) = cutoff {
+        if let Some(cutoffs) = cutoffs {
+            // The later one; an absent one is below all.
+            let newest = cutoffs.all.max(cutoffs.completed);
             let expired: Vec<i64> = page
                 .iter()
-                .filter(|partition| partition.oldest.is_some_and(|ts| ts < cutoff))
+                .filter(|partition| partition.oldest.is_some() && partition.oldest < newest)
                 .map(|partition| partition.id)
                 .collect();
-            let records = steps::expire(&client, &expired, cutoff).await?;
+            let records = steps::expire(&client, &expired, cutoffs).await?;
             broker.metrics.expired_records.inc_by(records);
         }
         let idle: Vec<i64> = page

@@ -4,6 +4,7 @@ use deadpool_postgres::Object;
 use uuid::Uuid;
 
 use super::Queue;
+use super::hold::Cutoffs;
 use crate::error::ApiError;
 use crate::limits::RETENTION_SEGMENTS;
 use crate::timestamp::Timestamp;
@@ -72,24 +73,28 @@ pub async fn page(
         .collect())
 }
 
-/// Deletes the segments of `partitions` with a `ts` below `cutoff`, and gives back how many records
-/// that hid.
+/// Deletes the segments of `partitions` that may go by `cutoffs`, and gives back how many records that
+/// hid.
 pub async fn expire(
     client: &Object,
     partitions: &[i64],
-    cutoff: Timestamp,
+    cutoffs: Cutoffs,
 ) -> Result<u64, ApiError> {
-    // Looked up without a lock: `ts` rises with the offset and no segment changes.
+    // Looked up without a lock: `ts` rises with the offset and no segment changes. A group that goes
+    // back to settled records meanwhile is as late as one that does so afterwards.
     const FIND: &str = "
         SELECT p.id, max(g.upto)
         FROM unnest($1::int8[]) AS w (id)
         JOIN queen.partitions p ON p.id = w.id
         CROSS JOIN LATERAL (
+            SELECT CASE WHEN $4::timestamptz IS NOT NULL THEN queen.completed_to(p.id) END AS upto
+        ) c
+        CROSS JOIN LATERAL (
             SELECT s.base_offset + s.records AS upto, s.ts FROM queen.segments s
             WHERE s.partition_id = p.id AND s.base_offset >= p.log_start
             ORDER BY s.base_offset LIMIT $3
         ) g
-        WHERE g.ts < $2
+        WHERE g.ts < $2 OR (g.ts < $4 AND g.upto <= c.upto)
         GROUP BY p.id";
     const HIDE: &str = "
         WITH locked AS (
@@ -124,7 +129,15 @@ pub async fn expire(
     let mut records = 0;
     loop {
         let found = client
-            .query(&find, &[&partitions, &cutoff, &RETENTION_SEGMENTS])
+            .query(
+                &find,
+                &[
+                    &partitions,
+                    &cutoffs.all,
+                    &RETENTION_SEGMENTS,
+                    &cutoffs.completed,
+                ],
+            )
             .await?;
         let ids: Vec<i64> = found.iter().map(|row| row.get(0)).collect();
         let upto: Vec<i64> = found.iter().map(|row| row.get(1)).collect();

@@ -399,3 +399,54 @@ async fn a_queue_made_anew_begins_above_a_former_life_whose_deletion_was_cut_sho
     let above: bool = session.query_one(sql, &[&last]).await.unwrap().get(0);
     assert!(above);
 }
+
+/// Takes and settles the next records of partition `p` for `group`.
+async fn complete(fixture: &Fixture, group: &str, count: usize) {
+    let path = format!(
+        "/api/v1/pop/queue/q/partition/p?consumerGroup={group}&batch={count}&autoAck=true\
+         &wait=false&subscriptionMode=all"
+    );
+    let answer = fixture.get(&path).await;
+    let messages = answer.json()["messages"].as_array().unwrap().len();
+    assert_eq!(messages, count, "{}", answer.text);
+}
+
+#[tokio::test]
+async fn what_every_group_has_settled_goes_by_its_own_age() {
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    let options = json!({"retentionEnabled": true, "completedRetentionSeconds": 5400});
+    aged(&fixture, options, &[5, 4, 3, 0]).await;
+    pass(fixture.broker.broker(), true).await.unwrap();
+    assert_eq!(log_start(&fixture).await, 0, "no group has settled any");
+    complete(&fixture, "fast", 4).await;
+    complete(&fixture, "slow", 1).await;
+    pass(fixture.broker.broker(), true).await.unwrap();
+    assert_eq!(
+        log_start(&fixture).await,
+        1,
+        "the slow group has the rest to do"
+    );
+    complete(&fixture, "slow", 3).await;
+    pass(fixture.broker.broker(), true).await.unwrap();
+    assert_eq!(log_start(&fixture).await, 3, "the last is too young");
+    assert_eq!(count(&fixture, "segments").await, 1);
+}
+
+#[tokio::test]
+async fn what_is_settled_stays_for_a_sink_that_holds_it_and_goes_before_its_retention() {
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    let options = json!({"retentionEnabled": true, "retentionSeconds": 15_000,
+        "completedRetentionSeconds": 60, "retentionSinkHold": "lake"});
+    aged(&fixture, options, &[3, 2, 1]).await;
+    complete(&fixture, "g", 3).await;
+    pass(fixture.broker.broker(), false).await.unwrap();
+    assert_eq!(
+        log_start(&fixture).await,
+        0,
+        "the sink has committed nothing"
+    );
+    let end = minutes_ago(&fixture, 90).await;
+    commit(&fixture, json!({"k": 1, "tEnd": end})).await;
+    pass(fixture.broker.broker(), false).await.unwrap();
+    assert_eq!(log_start(&fixture).await, 2);
+}
