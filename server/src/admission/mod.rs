@@ -29,7 +29,7 @@ pub use memory::{Held, Memory};
 pub enum Lane {
     /// Writing records.
     Push,
-    /// Reading records.
+    /// Reading records, and settling what was taken.
     Pop,
     /// Everything else that works on the database.
     Control,
@@ -388,7 +388,7 @@ mod tests {
             ("/api/v1/partitions/changed", Admission::Free),
             ("/health", Admission::Free),
             ("/api/v1/kv", Admission::Slot(Lane::Control)),
-            ("/api/v1/ack", Admission::Slot(Lane::Control)),
+            ("/api/v1/ack", Admission::Slot(Lane::Pop)),
             ("/something/new", Admission::Slot(Lane::Control)),
         ] {
             assert_eq!(admission(&Method::POST, route), expected, "{route}");
