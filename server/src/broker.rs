@@ -22,6 +22,7 @@ use crate::kv;
 use crate::limits::{SPARE_DESCRIPTORS, STOP_GRACE};
 use crate::log::cursor::CursorKey;
 use crate::log::peers;
+use crate::log::repeats::{self, Repeats};
 use crate::log::seal::Vault;
 use crate::log::waiters::Waiters;
 use crate::metrics::Metrics;
@@ -43,6 +44,8 @@ pub struct Broker {
     pub lanes: Lanes,
     /// The key of encryption at rest, and what it is needed for.
     pub vault: Vault,
+    /// Queues that take repeated transaction ids.
+    pub repeats: Repeats,
     /// Ids of records that were read for consumers.
     pub segment_ids: Arc<SegmentIds>,
     /// Counters and gauges.
@@ -117,6 +120,7 @@ impl Running {
             outbox: peers::Outbox::default(),
             cursor_key,
             vault: Vault::new(config.seal_key.clone()),
+            repeats: Repeats::default(),
             segment_ids: Arc::default(),
             metrics: Metrics::new(&lanes),
             lanes,
@@ -129,6 +133,7 @@ impl Running {
         let background = TaskTracker::new();
         background.spawn(peers::run(Arc::clone(&broker)));
         background.spawn(kv::sweep::run(Arc::clone(&broker)));
+        background.spawn(repeats::run(Arc::clone(&broker)));
         background.spawn(retention::run(Arc::clone(&broker)));
         background.close();
 

@@ -187,3 +187,10 @@ pub const LEASE_EXTENSION_DEFAULT_SECONDS: i32 = 60;
 pub const DEAD_LETTERS_PAGE_MAX: i64 = 1_000;
 /// Dead letters of one page when the request does not say.
 pub const DEAD_LETTERS_PAGE_DEFAULT: i64 = 100;
+
+/// Queues without deduplication that a broker remembers.
+pub const KNOWN_REPEATING_QUEUES: usize = 10_000;
+/// Transaction ids past their window that are deleted per sweep.
+pub const DEDUP_SWEEP_ROWS: i64 = 1_000;
+/// Time between two sweeps.
+pub const DEDUP_SWEEP_EVERY: Duration = Duration::from_secs(30);

@@ -33,13 +33,13 @@ pub async fn push(
     Tenant(tenant): Tenant,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
-    let push = parsed(body, push::prepare).await?;
+    let push = parsed(body.clone(), push::prepare).await?;
     if push.is_empty() {
         return Ok(rendered(StatusCode::CREATED, b"[]".to_vec()));
     }
     // A client that goes away must not keep the written from being told to those who wait.
     let task = tokio::spawn(async move {
-        let (push, assigned) = push::store(&broker.database, &broker.vault, tenant, push).await?;
+        let (push, assigned) = push::store(&broker, tenant, &body, push).await?;
         for (queue, partition) in push.queues.iter().zip(&push.partitions) {
             broker.waiters.wake_partition(tenant, queue, partition);
         }

@@ -7,6 +7,7 @@ pub mod fetch;
 pub mod peers;
 pub mod push;
 pub mod render;
+pub mod repeats;
 pub mod safe_time;
 pub mod seal;
 pub mod waiters;

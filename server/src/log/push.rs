@@ -9,13 +9,16 @@ use deadpool_postgres::Object;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use crate::database::Database;
+use crate::broker::Broker;
+use crate::consume::ids::stored_hash;
 use crate::error::{ApiError, describe};
 use crate::http::json;
 use crate::limits::{INLINE_WORK_BYTES, PUSH_ATTEMPTS, TRANSACTION_ID_MAX_BYTES};
 use crate::log::codec::{Block, BlockWriter};
+use crate::log::repeats::{Earlier, Marks, Repeats, repeated};
 use crate::log::seal::{Place as SealPlace, SealKey, Vault};
 use crate::name::{DEFAULT_PARTITION, PartitionName, Text, check_name};
 
@@ -50,6 +53,8 @@ pub struct PreparedPush {
     /// Queues whose segments are sealed.
     sealed: HashSet<String>,
     places: Vec<Place>,
+    /// Items that repeat an earlier record, with their queue: they are in no segment.
+    earlier: HashMap<usize, (Earlier, String)>,
     /// Transaction ids as JSON strings, one after the other, in the order of the request.
     ids: Vec<u8>,
     /// Payload bytes of all records.
@@ -67,12 +72,14 @@ struct Segments {
     block: Vec<Vec<u8>>,
 }
 
-/// Where an item went: the `rel`th record of a group; its id ends at `id_end`.
+/// Where an item went: the `rel`th record of a group; its id ends at `id_end`, and is `given` if the
+/// producer gave it. Of an item that repeats an earlier record only the id counts.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     group: usize,
     rel: i64,
     id_end: usize,
+    given: bool,
 }
 
 /// What the database assigned to a group.
@@ -85,14 +92,58 @@ pub struct Assigned {
 }
 
 impl PreparedPush {
-    /// Number of records.
+    /// Number of records to write.
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.places.len() - self.earlier.len()
     }
 
     /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.len() == 0
+    }
+
+    /// The id of an item, as a JSON string.
+    fn id(&self, item: usize) -> &[u8] {
+        let start = item
+            .checked_sub(1)
+            .map_or(0, |before| self.places[before].id_end);
+        &self.ids[start..self.places[item].id_end]
+    }
+
+    /// The ids that the database has to compare.
+    fn marks(&self, tenant: Uuid, repeats: &Repeats, key: Option<&SealKey>) -> Marks {
+        let takes: Vec<bool> = self
+            .queues
+            .iter()
+            .map(|queue| repeats.takes(tenant, queue))
+            .collect();
+        let mut marks = Marks::default();
+        for (item, place) in self.places.iter().enumerate() {
+            if !place.given || self.earlier.contains_key(&item) || takes[place.group] {
+                continue;
+            }
+            let key = key.filter(|_| self.sealed.contains(&self.queues[place.group]));
+            let id = stored_hash(self.id(item), key);
+            marks.push(item, place.group, place.rel, id);
+        }
+        marks
+    }
+
+    /// The queues with ids that the database is not given, each once.
+    fn unmarked(&self, tenant: Uuid, repeats: &Repeats) -> Vec<String> {
+        let given: HashSet<usize> = self
+            .places
+            .iter()
+            .enumerate()
+            .filter(|(item, place)| place.given && !self.earlier.contains_key(item))
+            .map(|(_, place)| place.group)
+            .collect();
+        let queues: HashSet<&String> = given.into_iter().map(|group| &self.queues[group]).collect();
+        queues
+            .into_iter()
+            .filter(|queue| repeats.takes(tenant, queue))
+            .cloned()
+            .collect()
     }
 
     /// Seals the segments of `queues` that are not sealed yet.
@@ -147,8 +198,7 @@ impl PreparedPush {
             if index > 0 {
                 out.push(b',');
             }
-            let Assigned { life, base_offset } = assigned[place.group];
-            let offset = base_offset + place.rel;
+            let (life, offset, queue, status) = self.outcome(index, place, assigned, &names);
             let mut uuid_text = Uuid::encode_buffer();
             out.extend_from_slice(b"{\"index\":");
             out.extend_from_slice(digits.format(index).as_bytes());
@@ -159,13 +209,42 @@ impl PreparedPush {
             out.extend_from_slice(&self.ids[id_start..place.id_end]);
             id_start = place.id_end;
             out.extend_from_slice(b",\"queueName\":");
-            out.extend_from_slice(&names[place.group]);
-            out.extend_from_slice(b",\"status\":\"queued\",\"offset\":");
+            out.extend_from_slice(&queue);
+            out.extend_from_slice(b",\"status\":\"");
+            out.extend_from_slice(status);
+            out.extend_from_slice(b"\",\"offset\":");
             out.extend_from_slice(digits.format(offset).as_bytes());
             out.push(b'}');
         }
         out.push(b']');
         out
+    }
+
+    /// Life, offset, queue as JSON and status of an item.
+    fn outcome<'a>(
+        &'a self,
+        item: usize,
+        place: &Place,
+        assigned: &[Assigned],
+        names: &'a [Vec<u8>],
+    ) -> (Uuid, i64, Cow<'a, [u8]>, &'static [u8]) {
+        let (earlier, queue) = match self.earlier.get(&item) {
+            None => {
+                let Assigned { life, base_offset } = assigned[place.group];
+                let name = Cow::Borrowed(names[place.group].as_slice());
+                return (life, base_offset + place.rel, name, b"queued");
+            }
+            Some((earlier, queue)) => (*earlier, Cow::Owned(json::string(queue))),
+        };
+        let (life, offset) = match earlier {
+            Earlier::Stored { life, offset } => (life, offset),
+            // It stands further ahead, so this ends.
+            Earlier::Item(first) => {
+                let (life, offset, ..) = self.outcome(first, &self.places[first], assigned, names);
+                (life, offset)
+            }
+        };
+        (life, offset, queue, b"duplicate")
     }
 }
 
@@ -182,6 +261,16 @@ pub fn message_id(life: Uuid, offset: i64) -> Uuid {
 ///
 /// `400` with the item and field that is wrong. Nothing has been written then.
 pub fn prepare(body: &Bytes) -> Result<PreparedPush, ApiError> {
+    prepare_without(body, &HashMap::new(), &[])
+}
+
+/// As [`prepare`], without the items that repeat an earlier record. `ids` are those that an earlier
+/// preparation gave to all items.
+fn prepare_without(
+    body: &Bytes,
+    earlier: &HashMap<usize, Earlier>,
+    ids: &[Vec<u8>],
+) -> Result<PreparedPush, ApiError> {
     let Request { items } = json::parse(body)?;
     let mut by_name: HashMap<(&str, &str), usize> = HashMap::new();
     let mut names: Vec<(&str, &str)> = Vec::new();
@@ -192,6 +281,10 @@ pub fn prepare(body: &Bytes) -> Result<PreparedPush, ApiError> {
             .as_ref()
             .map_or(DEFAULT_PARTITION, |name| &name.0);
         let queue: &str = &item.queue.0;
+        if earlier.contains_key(&index) {
+            group_of.push(usize::MAX);
+            continue;
+        }
         let group = *by_name.entry((queue, partition)).or_insert_with(|| {
             names.push((queue, partition));
             names.len() - 1
@@ -214,9 +307,9 @@ pub fn prepare(body: &Bytes) -> Result<PreparedPush, ApiError> {
     };
     prepared.places.reserve(items.len());
     for (index, item) in items.iter().enumerate() {
-        let id = match &item.transaction_id {
-            Some(id) if !id.0.is_empty() => Cow::Borrowed(&*id.0),
-            _ => Cow::Owned(Uuid::now_v7().to_string()),
+        let (id, given) = match &item.transaction_id {
+            Some(id) if !id.0.is_empty() => (Cow::Borrowed(&*id.0), true),
+            _ => (Cow::Owned(Uuid::now_v7().to_string()), false),
         };
         if id.len() > TRANSACTION_ID_MAX_BYTES {
             return Err(ApiError::bad_request(format!(
@@ -224,7 +317,21 @@ pub fn prepare(body: &Bytes) -> Result<PreparedPush, ApiError> {
                 id.len()
             )));
         }
-        json::write_string(&mut prepared.ids, &id);
+        match ids.get(index) {
+            Some(id) => prepared.ids.extend_from_slice(id),
+            None => json::write_string(&mut prepared.ids, &id),
+        }
+        if let Some(earlier) = earlier.get(&index) {
+            let queue = item.queue.0.clone().into_owned();
+            prepared.earlier.insert(index, (*earlier, queue));
+            prepared.places.push(Place {
+                group: 0,
+                rel: 0,
+                id_end: prepared.ids.len(),
+                given,
+            });
+            continue;
+        }
         let group = group_of[index];
         let rel = prepared.counts[group];
         prepared.counts[group] += 1;
@@ -232,11 +339,14 @@ pub fn prepare(body: &Bytes) -> Result<PreparedPush, ApiError> {
             group,
             rel,
             id_end: prepared.ids.len(),
+            given,
         });
     }
 
     // One group at a time, its items in the order of the request.
-    let mut order: Vec<usize> = (0..items.len()).collect();
+    let mut order: Vec<usize> = (0..items.len())
+        .filter(|index| !earlier.contains_key(index))
+        .collect();
     order.sort_by_key(|&index| group_of[index]);
     let mut writer = BlockWriter::new();
     let mut previous: Option<usize> = None;
@@ -250,10 +360,7 @@ pub fn prepare(body: &Bytes) -> Result<PreparedPush, ApiError> {
             prepared.segments.open(place);
         }
         previous = Some(place.group);
-        let id_start = index
-            .checked_sub(1)
-            .map_or(0, |before| prepared.places[before].id_end);
-        writer.push(&prepared.ids[id_start..place.id_end], payload);
+        writer.push(prepared.id(index), payload);
         prepared.payload_bytes += payload.len() as u64;
     }
     if writer.records() > 0 {
@@ -293,14 +400,25 @@ impl Segments {
 ///
 /// `503` or `500`: nothing is written, unless the connection was lost after the commit was sent.
 pub async fn store(
-    database: &Database,
-    vault: &Vault,
+    broker: &Broker,
     tenant: Uuid,
+    body: &Bytes,
     mut push: PreparedPush,
 ) -> Result<(PreparedPush, Vec<Assigned>), ApiError> {
     const PUSH: &str = "
-        SELECT life, base_offset FROM queen.push($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)
-        WHERE queen.takes_clear($1, $11)";
+        SELECT life, base_offset, NULL::integer, true FROM queen.push($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)
+        WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)";
+    const PUSH_ONCE: &str = "
+        SELECT life, base_offset, item, takes
+        FROM queen.push_once($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$13,$14,$15,$16,$17)
+        WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)";
+    let Broker {
+        database,
+        vault,
+        repeats,
+        ..
+    } = broker;
+    let mut earlier = HashMap::new();
     let known = vault.known(tenant, &push.queues);
     if !known.is_empty() {
         push = sealed(push, vault, tenant, known).await?;
@@ -315,35 +433,68 @@ pub async fn store(
             }
             client => client?,
         };
-        let statement = client.prepare_cached(PUSH).await?;
-        let outcome = client
-            .query(
-                &statement,
-                &[
-                    &tenant,
-                    &push.queues,
-                    &push.partitions,
-                    &push.counts,
-                    &segments.group,
-                    &segments.rel,
-                    &segments.records,
-                    &segments.raw,
-                    &segments.payload,
-                    &segments.block,
-                    &push.clear_queues(),
-                ],
-            )
-            .await;
-        match outcome {
+        let marks = push.marks(tenant, repeats, vault.key().map(Arc::as_ref));
+        let unmarked = push.unmarked(tenant, repeats);
+        let clear = push.clear_queues();
+        let mut values: Vec<&(dyn ToSql + Sync)> = vec![
+            &tenant,
+            &push.queues,
+            &push.partitions,
+            &push.counts,
+            &segments.group,
+            &segments.rel,
+            &segments.records,
+            &segments.raw,
+            &segments.payload,
+            &segments.block,
+            &clear,
+            &unmarked,
+        ];
+        let statement = if marks.is_empty() {
+            client.prepare_cached(PUSH).await?
+        } else {
+            values.extend::<[&(dyn ToSql + Sync); 5]>([
+                &marks.item,
+                &marks.group,
+                &marks.rel,
+                &marks.id,
+                &marks.first,
+            ]);
+            client.prepare_cached(PUSH_ONCE).await?
+        };
+        match client.query(&statement, &values).await {
             Ok(rows) => {
-                let assigned = rows
-                    .iter()
-                    .map(|row| Assigned {
-                        life: row.get(0),
-                        base_offset: row.get(1),
-                    })
-                    .collect();
-                return Ok((push, assigned));
+                let found = repeated(&rows);
+                if found.is_empty() {
+                    let assigned = rows
+                        .iter()
+                        .map(|row| Assigned {
+                            life: row.get(0),
+                            base_offset: row.get(1),
+                        })
+                        .collect();
+                    for (queue, row) in push.queues.iter().zip(&rows) {
+                        if !row.get::<_, bool>(3) {
+                            repeats.learn(tenant, queue);
+                        }
+                    }
+                    return Ok((push, assigned));
+                }
+                // Nothing was written. What is repeated stays out of the next attempt, so this ends.
+                drop(client);
+                earlier.extend(found);
+                let sealed_before = push.sealed.clone();
+                push = again_without(body, &earlier, &push).await?;
+                if push.is_empty() {
+                    return Ok((push, Vec::new()));
+                }
+                if !sealed_before.is_empty() {
+                    push = sealed(push, vault, tenant, sealed_before).await?;
+                }
+            }
+            Err(error) if attempt < PUSH_ATTEMPTS && is_refused_unmarked(&error) => {
+                attempt += 1;
+                repeats.forget(tenant, &unmarked);
             }
             Err(error) if attempt < PUSH_ATTEMPTS && is_refused_in_clear(&error) => {
                 attempt += 1;
@@ -380,6 +531,23 @@ async fn sealed(
     tokio::task::spawn_blocking(move || push.seal(tenant, &queues, &key).map(|()| push)).await?
 }
 
+/// Prepares a push anew without its repetitions, away from the asynchronous threads when it is large.
+async fn again_without(
+    body: &Bytes,
+    earlier: &HashMap<usize, Earlier>,
+    push: &PreparedPush,
+) -> Result<PreparedPush, ApiError> {
+    // Ids that the broker gave stay what they are.
+    let ids: Vec<Vec<u8>> = (0..push.places.len())
+        .map(|item| push.id(item).to_vec())
+        .collect();
+    if body.len() <= INLINE_WORK_BYTES {
+        return prepare_without(body, earlier, &ids);
+    }
+    let (body, earlier) = (body.clone(), earlier.clone());
+    tokio::task::spawn_blocking(move || prepare_without(&body, &earlier, &ids)).await?
+}
+
 /// Those of `queues` that are encrypted at rest.
 async fn encrypted(
     client: &Object,
@@ -397,6 +565,15 @@ async fn encrypted(
 
 /// The state that `queen.takes_clear` raises.
 const REFUSED_IN_CLEAR: &str = "QS001";
+
+/// The state that `queen.takes_repeats` raises.
+const REFUSED_UNMARKED: &str = "QS002";
+
+fn is_refused_unmarked(error: &tokio_postgres::Error) -> bool {
+    error
+        .code()
+        .is_some_and(|state| state.code() == REFUSED_UNMARKED)
+}
 
 fn is_refused_in_clear(error: &tokio_postgres::Error) -> bool {
     error

@@ -9,6 +9,7 @@ mod changed;
 mod clock;
 mod configure;
 mod consume;
+mod dedup;
 mod embedded;
 mod encryption;
 mod fetch;
