@@ -78,7 +78,10 @@ impl Database {
         let checked = check_and_migrate(&mut client, &address).await;
         drop(client);
         driver.abort();
-        checked?;
+        let config = &DatabaseConfig {
+            waits_for_commits: checked?.forgets_commits,
+            ..config.clone()
+        };
 
         let manager = Manager::from_config(
             session(config, config.statement_timeout),
@@ -234,6 +237,9 @@ fn session(config: &DatabaseConfig, statement_timeout: Duration) -> tokio_postgr
     ] {
         options.push_str(&format!("-c {name}={value} "));
     }
+    if config.waits_for_commits {
+        options.push_str("-c synchronous_commit=on ");
+    }
     let mut postgres = tokio_postgres::Config::new();
     postgres
         .port(config.port)
@@ -262,7 +268,13 @@ async fn connect(
     session(config, statement_timeout).connect(NoTls).await
 }
 
-async fn check_and_migrate(client: &mut Client, address: &str) -> Result<(), BootError> {
+/// What the server is set to and the broker has to make up for.
+struct Checked {
+    /// A crash of the server would lose commits that it has acknowledged.
+    forgets_commits: bool,
+}
+
+async fn check_and_migrate(client: &mut Client, address: &str) -> Result<Checked, BootError> {
     let failed = |reason: String| BootError::Migrate {
         address: address.into(),
         reason,
@@ -270,7 +282,8 @@ async fn check_and_migrate(client: &mut Client, address: &str) -> Result<(), Boo
     let row = client
         .query_one(
             "SELECT pg_is_in_recovery(), current_setting('server_version_num')::int,
-                    current_setting('server_version')",
+                    current_setting('server_version'), current_setting('synchronous_commit') = 'off',
+                    current_setting('fsync') = 'off'",
             &[],
         )
         .await
@@ -284,6 +297,14 @@ async fn check_and_migrate(client: &mut Client, address: &str) -> Result<(), Boo
             version: row.get(2),
         });
     }
+    if row.get(4) {
+        tracing::warn!(
+            "fsync is off on this PostgreSQL: a crash of its machine loses acknowledged records"
+        );
+    }
+    let checked = Checked {
+        forgets_commits: row.get(3),
+    };
     // Waiting for another broker's migrations may take longer than any lock of a request. The lock
     // goes with the session.
     client
@@ -307,7 +328,8 @@ async fn check_and_migrate(client: &mut Client, address: &str) -> Result<(), Boo
             "SELECT pg_advisory_unlock({LOCK_CLASS_MIGRATE}, 0)"
         ))
         .await
-        .map_err(|error| failed(describe(&error)))
+        .map_err(|error| failed(describe(&error)))?;
+    Ok(checked)
 }
 
 /// What a connection outside of the pool brings: notifications, for one that listens.

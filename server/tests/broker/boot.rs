@@ -144,3 +144,13 @@ fn write_timeouts_that_do_not_fit_below_the_safe_floor_exit_2_and_say_what_to_ch
         assert!(text.contains(name), "{text}");
     }
 }
+
+#[tokio::test]
+async fn commits_are_waited_for_whatever_the_server_is_set_to() {
+    for (set, expected) in [("off", "on"), ("remote_write", "remote_write")] {
+        let fixture = Fixture::with(&[], &[("synchronous_commit", set)]).await;
+        let client = fixture.broker.broker().database.client().await.unwrap();
+        let row = client.query_one("SHOW synchronous_commit", &[]).await;
+        assert_eq!(row.unwrap().get::<_, String>(0), expected);
+    }
+}
