@@ -2,6 +2,7 @@
 
 mod boot;
 mod broker;
+mod clients;
 mod crash;
 mod demo;
 mod embedded;
