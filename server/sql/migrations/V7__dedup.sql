@@ -52,6 +52,8 @@ DECLARE
     v_lives   uuid[];
     v_bases   bigint[];
     v_now     timestamptz;
+    v_there   bigint;
+    v_past    bigint;
 BEGIN
     v_ids := queen.allocate(p_tenant, p_queues, p_partitions);
     v_now := clock_timestamp();
@@ -59,27 +61,36 @@ BEGIN
     FROM unnest(p_queues) WITH ORDINALITY AS w (queue, ord)
     JOIN queen.queues q ON q.tenant = p_tenant AND q.name = w.queue;
 
-    RETURN QUERY
-    SELECT CASE WHEN d.prior IS NULL THEN p.life END, coalesce(t.record_offset, d.prior), d.item, true
-    FROM unnest(d_item, d_group, d_id, d_first) AS d (item, g, id, prior)
-    LEFT JOIN queen.transaction_ids t
-        ON t.partition_id = v_ids[d.g] AND t.id = d.id AND t.expires_at > v_now AND d.prior IS NULL
-    LEFT JOIN queen.partitions p ON p.id = t.partition_id
-    WHERE v_windows[d.g] > 0 AND (d.prior IS NOT NULL OR t.id IS NOT NULL);
-    IF FOUND THEN
+    SELECT count(*) FILTER (WHERE t.expires_at > v_now), count(*) FILTER (WHERE t.expires_at <= v_now)
+    INTO v_there, v_past
+    FROM unnest(d_group, d_id) AS d (g, id)
+    JOIN queen.transaction_ids t ON t.partition_id = v_ids[d.g] AND t.id = d.id
+    WHERE v_windows[d.g] > 0;
+    SELECT v_there + count(*) INTO v_there
+    FROM unnest(d_group, d_first) AS d (g, prior) WHERE d.prior IS NOT NULL AND v_windows[d.g] > 0;
+    IF v_there > 0 THEN
+        RETURN QUERY
+        SELECT CASE WHEN d.prior IS NULL THEN p.life END, coalesce(t.record_offset, d.prior), d.item, true
+        FROM unnest(d_item, d_group, d_id, d_first) AS d (item, g, id, prior)
+        LEFT JOIN queen.transaction_ids t
+            ON t.partition_id = v_ids[d.g] AND t.id = d.id AND t.expires_at > v_now AND d.prior IS NULL
+        LEFT JOIN queen.partitions p ON p.id = t.partition_id
+        WHERE v_windows[d.g] > 0 AND (d.prior IS NOT NULL OR t.id IS NOT NULL);
         RETURN;
+    END IF;
+    IF v_past > 0 THEN
+        DELETE FROM queen.transaction_ids t USING unnest(d_group, d_id) AS d (g, id)
+        WHERE t.partition_id = v_ids[d.g] AND t.id = d.id;
     END IF;
 
     SELECT array_agg(w.life ORDER BY w.ord), array_agg(w.base_offset ORDER BY w.ord) INTO v_lives, v_bases
     FROM queen.push(p_tenant, p_queues, p_partitions, p_counts, s_group, s_rel, s_records, s_raw,
                     s_payload, s_block) WITH ORDINALITY AS w (life, base_offset, ord);
 
-    INSERT INTO queen.transaction_ids AS t (partition_id, id, record_offset, expires_at)
+    INSERT INTO queen.transaction_ids (partition_id, id, record_offset, expires_at)
     SELECT v_ids[d.g], d.id, v_bases[d.g] + d.rel, v_now + make_interval(secs => v_windows[d.g])
     FROM unnest(d_group, d_rel, d_id) AS d (g, rel, id)
-    WHERE v_windows[d.g] > 0
-    ON CONFLICT (partition_id, id) DO UPDATE
-    SET record_offset = excluded.record_offset, expires_at = excluded.expires_at;
+    WHERE v_windows[d.g] > 0;
 
     RETURN QUERY
     SELECT w.life, w.base_offset, NULL::integer, w.seconds > 0
