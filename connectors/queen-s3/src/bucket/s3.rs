@@ -4,6 +4,8 @@
 //! payload, which every store takes, and the signed `Content-MD5` ties the body to it. So no body
 //! is hashed twice and none is copied.
 
+#[cfg(test)]
+mod addressing_tests;
 mod attempt;
 mod body;
 mod download;
