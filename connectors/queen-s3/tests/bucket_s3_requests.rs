@@ -57,17 +57,17 @@ async fn handle(State(store): State<Store>, parts: Parts, _: Bytes) -> Response 
 /// The answer of a store that has everything it is asked for.
 fn ample(method: &Method, uri: &Uri) -> Response {
     let query = uri.query().unwrap_or_default();
-    let xml = match method {
-        &Method::POST if query == "uploads" => {
+    let xml = match *method {
+        Method::POST if query == "uploads" => {
             "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
         }
-        &Method::POST => {
+        Method::POST => {
             "<CompleteMultipartUploadResult><ETag>\"a-1\"</ETag></CompleteMultipartUploadResult>"
         }
-        &Method::GET if query.contains("list-type=2") => {
+        Method::GET if query.contains("list-type=2") => {
             "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
         }
-        &Method::DELETE => return StatusCode::NO_CONTENT.into_response(),
+        Method::DELETE => return StatusCode::NO_CONTENT.into_response(),
         _ => "x",
     };
     let mut response = xml.into_response();
