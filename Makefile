@@ -6,12 +6,13 @@ VENV := $(CURDIR)/.venv
 export PATH := $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate bench lint fmt build clean
+.PHONY: help demo test simulate mutants bench lint fmt build clean
 
 help:
 	@echo 'make demo   start everything, push 100,000 events, check the lake'
 	@echo 'make test   every test, with real processes'
 	@echo 'make simulate SEEDS=1000   that many histories of faults, in virtual time'
+	@echo 'make mutants   planted bugs, and how many seeds the simulation needs to find each'
 	@echo 'make bench  what the sink costs beside the compression that it cannot avoid'
 	@echo 'make lint   formatting, clippy, licences of the dependencies'
 	@echo 'make fmt    format the code'
@@ -41,6 +42,10 @@ simulate:
 	@scripts/setup build
 	QUEEN_SIM_SEEDS=$(SEEDS) cargo test --locked --manifest-path $(SINK)/Cargo.toml \
 	  --test simulation whatever_happens -- --nocapture
+
+mutants:
+	@scripts/setup build
+	scripts/mutants
 
 bench:
 	@scripts/setup build

@@ -91,11 +91,13 @@ pub fn fetch_body(log: &Log, request: &FetchRequest, limits: FetchLimits) -> (St
             let mut left = limits.entry_records;
             let mut stored = 0;
             let mut separator = "";
-            'segments: for segment in &partition.segments {
-                for (offset, record) in (segment.first..).zip(&segment.records) {
-                    if offset < entry.offset {
-                        continue;
-                    }
+            let from = partition
+                .segments
+                .partition_point(|segment| segment.end() <= entry.offset);
+            'segments: for segment in partition.segments.range(from..) {
+                let skipped = usize::try_from(entry.offset - segment.first).unwrap_or(0);
+                let records = (segment.first..).zip(&segment.records);
+                for (offset, record) in records.skip(skipped) {
                     let spent = left == 0
                         || budget == 0
                         || stored + segment.stored > entry.max_bytes as usize;
@@ -115,9 +117,7 @@ pub fn fetch_body(log: &Log, request: &FetchRequest, limits: FetchLimits) -> (St
                     left = left.saturating_sub(1);
                     budget = budget.saturating_sub(1);
                 }
-                if segment.first + segment.records.len() as i64 > entry.offset {
-                    stored += segment.stored;
-                }
+                stored += segment.stored;
             }
         }
         let _ = write!(body, "],\"highWatermark\":{end},\"logStartOffset\":{start}");

@@ -39,7 +39,8 @@ pub async fn strike(world: Arc<World>) {
         return;
     }
     let mut snapshot = Store::default();
-    let slowest = Duration::from_millis(world.scenario.slow_ms.unsigned_abs());
+    // A request may be slow, and be repeated as slowly.
+    let slowest = Duration::from_millis(world.scenario.slow_ms.unsigned_abs() * 2);
     loop {
         let pause = world.with(|state| state.dice.millis(5_000, 60_000));
         sleep(pause).await;

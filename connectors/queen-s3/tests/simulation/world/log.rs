@@ -358,6 +358,22 @@ impl Log {
         }
     }
 
+    /// Whether a partition lives its first life, or a lake has something of this one.
+    pub fn is_dealt_with(&self, queue: &str, name: &Name) -> bool {
+        let found = self.living(queue);
+        let Some((queue, partition)) =
+            found.and_then(|queue| Some((queue, queue.partitions.get(name)?)))
+        else {
+            return false;
+        };
+        let life = partition.id.as_u128();
+        let mut lives = queue.truth.iter().filter(|(key, _)| key.1 == *name);
+        let first = lives.clone().all(|(_, truth)| truth.life == life);
+        first
+            || lives
+                .any(|(_, truth)| truth.life == life && (truth.placed.is_some() || truth.announced))
+    }
+
     /// How long a partition is, when all of it is in a lake; else 0.
     pub fn read_whole(&self, queue: &str, name: &Name) -> i64 {
         let Some(queue) = self.living(queue) else {
@@ -417,8 +433,7 @@ impl Log {
                         break;
                     };
                     segment.mark_deleted(name, &mut queue.truth);
-                    let records = i64::try_from(segment.records.len()).unwrap_or(i64::MAX);
-                    partition.log_start = segment.first + records;
+                    partition.log_start = segment.end();
                     deleted += 1;
                 }
             }
@@ -540,6 +555,11 @@ impl Partition {
 }
 
 impl Segment {
+    /// Offset after its last record.
+    pub fn end(&self) -> i64 {
+        self.first + i64::try_from(self.records.len()).unwrap_or(i64::MAX)
+    }
+
     fn mark_deleted(&self, name: &Name, truth: &mut BTreeMap<RecordKey, Truth>) {
         for (offset, _) in (self.first..).zip(&self.records) {
             if let Some(record) = truth.get_mut(&(self.ts, Arc::clone(name), offset)) {

@@ -16,7 +16,7 @@ const LAG_MICROS: i64 = 60_000_000;
 /// Virtual time in which that lag must be reached after the faults: the longest pauses of the
 /// sink's retries and of its look for an absent queue (60 s each), leases left behind, and the
 /// backlog.
-const RECOVERY: Duration = Duration::from_secs(420);
+const RECOVERY: Duration = Duration::from_secs(900);
 /// How often progress is looked at.
 const LOOK: Duration = Duration::from_millis(500);
 

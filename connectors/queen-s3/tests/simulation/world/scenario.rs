@@ -167,7 +167,7 @@ impl Scenario {
         };
         Self {
             epoch,
-            chaos: dice.millis(60_000, 240_000),
+            chaos: dice.millis(40_000, 150_000),
             queues: queues.into_iter().map(str::to_owned).collect(),
             queues_appear_late: dice.chance(0.15),
             partitions: if few {
