@@ -248,11 +248,11 @@ async fn attempt_ack(
             moves.push((state, change, indexes));
         }
     }
-    write(client, broker, tenant, request, &moves).await?;
+    let more = write(client, broker, tenant, request, &moves).await?;
     for (state, change, _) in &moves {
         acked.settled += (change.next - state.cursor.next).unsigned_abs();
         acked.dead += change.dead.len() as u64;
-        if change.release {
+        if more && change.release {
             acked.released.push(state.queue.clone());
         }
     }
@@ -504,17 +504,18 @@ impl Dead {
     }
 }
 
+/// Whether there is more to take where a lease was given back.
 async fn write(
     client: &Object,
     broker: &Broker,
     tenant: Uuid,
     request: &AckRequest,
     moves: &[(&State, Change, &[usize])],
-) -> Result<(), Failure> {
+) -> Result<bool, Failure> {
     const SETTLE: &str = "
         SELECT queen.settle($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15,$16,$17,$18,$19,$20,$21)";
     if moves.is_empty() {
-        return Ok(());
+        return Ok(false);
     }
     let mut dead = Dead::default();
     for (state, change, indexes) in moves {
@@ -573,7 +574,7 @@ async fn write(
         )
         .await;
     match outcome {
-        Ok(_) => Ok(()),
+        Ok(row) => Ok(row.get(0)),
         Err(error)
             if error.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE)
                 || error.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED) =>

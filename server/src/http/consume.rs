@@ -69,6 +69,7 @@ async fn acked(
         let acked = ack::ack(&broker, tenant, &request).await?;
         for queue in &acked.released {
             broker.waiters.wake_consumers(tenant, queue);
+            broker.outbox.note_released(tenant, queue);
         }
         broker.metrics.settled_records.inc_by(acked.settled);
         broker.metrics.dead_letters.inc_by(acked.dead);
@@ -174,6 +175,7 @@ pub async fn seek(
     let target = groups::parse_seek(&body)?;
     let sought = groups::seek(&broker, tenant, group, queue.clone(), target).await?;
     broker.waiters.wake_consumers(tenant, &queue);
+    broker.outbox.note_released(tenant, &queue);
     answer(StatusCode::OK, &sought)
 }
 

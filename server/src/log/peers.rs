@@ -20,6 +20,7 @@ const CHANNEL: &str = "queen_written";
 #[derive(Debug, Default)]
 pub struct Outbox {
     queues: Mutex<HashSet<(Uuid, String)>>,
+    released: Mutex<HashSet<(Uuid, String)>>,
     filled: Notify,
 }
 
@@ -27,8 +28,11 @@ pub struct Outbox {
 struct Signal {
     /// The broker that sends: it has woken its own fetches.
     from: Uuid,
-    /// Queues per tenant; empty when they did not fit, which means all.
+    /// Queues per tenant that were written to; when they did not fit nothing is named, which means all.
     queues: Vec<(Uuid, String)>,
+    /// Queues in which consumers have given records back.
+    #[serde(default)]
+    released: Vec<(Uuid, String)>,
 }
 
 impl Outbox {
@@ -42,24 +46,37 @@ impl Outbox {
         self.filled.notify_one();
     }
 
+    /// Notes that a consumer of this queue has given records back.
+    pub fn note_released(&self, tenant: Uuid, queue: &str) {
+        let mut noted = self.released.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.insert((tenant, queue.to_owned()));
+        drop(noted);
+        self.filled.notify_one();
+    }
+
     /// The next signal's text, if there is anything to tell.
     fn signal(&self, from: Uuid) -> Option<String> {
-        let queues: Vec<_> = self
-            .queues
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .drain()
-            .collect();
-        if queues.is_empty() {
+        let drained = |noted: &Mutex<HashSet<(Uuid, String)>>| -> Vec<(Uuid, String)> {
+            let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
+            noted.drain().collect()
+        };
+        let (queues, released) = (drained(&self.queues), drained(&self.released));
+        if queues.is_empty() && released.is_empty() {
             return None;
         }
-        let text = serde_json::to_string(&Signal { from, queues }).ok()?;
+        let signal = Signal {
+            from,
+            queues,
+            released,
+        };
+        let text = serde_json::to_string(&signal).ok()?;
         if text.len() <= PEER_SIGNAL_MAX_BYTES {
             return Some(text);
         }
         serde_json::to_string(&Signal {
             from,
             queues: Vec::new(),
+            released: Vec::new(),
         })
         .ok()
     }
@@ -123,9 +140,12 @@ async fn converse(broker: &Broker) -> Result<(), tokio_postgres::Error> {
 fn wake(broker: &Broker, payload: &str) {
     match serde_json::from_str::<Signal>(payload) {
         Ok(signal) if signal.from == broker.instance => {}
-        Ok(signal) if !signal.queues.is_empty() => {
+        Ok(signal) if !signal.queues.is_empty() || !signal.released.is_empty() => {
             for (tenant, queue) in signal.queues {
                 broker.waiters.wake_queue(tenant, &queue);
+            }
+            for (tenant, queue) in signal.released {
+                broker.waiters.wake_consumers(tenant, &queue);
             }
         }
         // Too many to name, or a later broker's words.
