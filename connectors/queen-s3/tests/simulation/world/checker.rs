@@ -71,6 +71,8 @@ struct Lake {
     windows: BTreeMap<u64, BTreeSet<Arc<str>>>,
     objects: BTreeMap<String, Vec<RecordKey>>,
     manifests: BTreeMap<u64, Manifest>,
+    /// Instance of the lease row written last.
+    holder: Option<String>,
     /// The process that last began to read.
     reader: String,
     /// Records that broke a promise.
@@ -209,6 +211,7 @@ impl Checker {
             lake.lineage = None;
         }
         lake.pointer = pointer;
+        lake.holder = None;
     }
 
     /// Another lake's manifest lies at `key`, or does not any more.
@@ -375,6 +378,7 @@ impl Checker {
             );
             if document == "lease" {
                 lease(operation, self.lease_ttl_s)?;
+                lake.holder(operation)?;
                 if operation.op != KvOpKind::Delete {
                     leases.push(lake.queue.clone());
                     // A refresh insists on its version, a claim looks whether it won.
@@ -479,6 +483,26 @@ fn read<T: DeserializeOwned>(operation: &KvOperation) -> Result<T, String> {
 }
 
 impl Lake {
+    /// A lease row that stands is only ever written by the instance that it names.
+    fn holder(&mut self, operation: &KvOperation) -> Verdict {
+        if operation.op == KvOpKind::Delete {
+            self.holder = None;
+            return Ok(());
+        }
+        let document: LeaseDocument = read(operation)?;
+        let stood = operation.expect.is_some_and(|version| version > 0);
+        if let Some(holder) = self.holder.as_ref().filter(|_| stood) {
+            must!(
+                *holder == document.instance,
+                "the lease of {} is taken from {holder} by {}",
+                self.queue,
+                document.instance
+            );
+        }
+        self.holder = Some(document.instance);
+        Ok(())
+    }
+
     fn shape(&self, k: u64) -> Option<Shape> {
         self.intents.get(&k).map(|intent| intent.shape(Align::Hour))
     }
