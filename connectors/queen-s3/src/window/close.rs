@@ -22,6 +22,8 @@ pub enum Press {
     Memory,
     /// The process stops.
     Drain,
+    /// The queue is gone: what was read and lost of it is all that there will be.
+    Gone,
 }
 
 /// What closing brought.
@@ -70,7 +72,8 @@ impl Engine {
         let aged = self.age() >= self.policy.max_window_us;
         let first = self.bytes_at.first_key_value().map(|(at, _)| *at);
         let Some(first) = first.filter(|first| *first < bound) else {
-            if !aged {
+            let worth = !self.lost.is_empty() && self.pressed_for_losses(press);
+            if !aged && !worth {
                 return None;
             }
             if self.lost.is_empty() {
@@ -143,11 +146,21 @@ impl Engine {
     fn pressed(&self, press: Press, limit: Micros) -> bool {
         match press {
             Press::None => false,
-            Press::Memory => true,
+            Press::Memory | Press::Gone => true,
             Press::Drain => {
                 let bytes: u64 = self.bytes_at.range(..limit).map(|(_, bytes)| bytes).sum();
                 bytes >= DRAIN_WORTH_BYTES || self.age() >= DRAIN_WORTH_OPEN_US
             }
+        }
+    }
+
+    /// Whether a window without records is worth it for the ranges that it names.
+    fn pressed_for_losses(&self, press: Press) -> bool {
+        match press {
+            Press::None | Press::Memory => false,
+            Press::Drain => self.age() >= DRAIN_WORTH_OPEN_US,
+            // Those that are read already come first.
+            Press::Gone => self.buffers.is_empty(),
         }
     }
 

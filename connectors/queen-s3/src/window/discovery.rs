@@ -90,6 +90,16 @@ impl Engine {
         })
     }
 
+    /// The queue is not there, as an answer with `safe_time` says: that is a complete full pass
+    /// which lists nothing. Should the queue be back, what it lists is compared with the cut again.
+    pub fn queue_gone(&mut self, safe_time: Micros) {
+        self.begin_pass(true);
+        self.page_asked();
+        self.page(safe_time, &[]);
+        self.end_pass();
+        self.all_known = false;
+    }
+
     /// Gives the pass under way up; what its pages named stays known.
     pub fn abandon_pass(&mut self) {
         self.pass.running = None;
@@ -282,8 +292,9 @@ impl Engine {
         let sought = self.seeks.remove(&id).map(|seek| seek.lo());
         let doubted = self.doubted_losses.remove(&id);
         let listed_end = self.partition(id).listed_end;
-        self.note_lost(id, doubted.or(sought).unwrap_or(position), listed_end - 1);
-        self.unproven.remove(&id);
+        // The record before a restored position is in an earlier window.
+        let proven = position + i64::from(self.unproven.remove(&id).is_some());
+        self.note_lost(id, doubted.or(sought).unwrap_or(proven), listed_end - 1);
         let generation = self.next_generation();
         let partition = self.partition_mut(id);
         partition.generation = generation;

@@ -151,6 +151,11 @@ impl Engine {
         !self.ready.is_empty()
     }
 
+    /// Whether neither a record nor a lost range waits for a window.
+    pub fn is_drained(&self) -> bool {
+        self.buffers.is_empty() && self.lost.is_empty()
+    }
+
     /// Tracked partitions with their positions and watermarks, by name (bytes).
     pub fn positions(&self) -> Vec<(Name, i64, i64)> {
         let mut positions: Vec<_> = self

@@ -84,8 +84,8 @@ struct Session<'a> {
     checkpointing: bool,
     /// Window after which the last checkpoint was written.
     checkpointed: u64,
-    /// The `safeTime` of the answer that the queue is gone; the window being written is still
-    /// brought to its end, because its records are in hand.
+    /// The `safeTime` of the last answer that the queue is gone; what was read of it is still
+    /// brought into windows, and what was not is named there.
     absent: Option<Micros>,
     /// On a stop: whether the window being filled was judged.
     judged: bool,
@@ -160,21 +160,24 @@ fn micros(duration: Duration) -> i64 {
 impl<'a> Session<'a> {
     async fn run(&mut self, stop: &mut watch::Receiver<bool>) -> Outcome {
         loop {
-            if let Some(safe_time) = self.absent {
-                if !self.committing {
-                    return End::Absent(safe_time).into();
-                }
-            } else if *stop.borrow() {
+            if *stop.borrow() {
                 if self.judged_last_window() && !self.committing {
                     return End::Drained.into();
                 }
+            } else if let Some(safe_time) = self.absent {
+                self.close(Press::Gone);
+                if !self.committing && self.engine.is_drained() {
+                    return End::Absent(safe_time).into();
+                }
+                // Later answers settle the rest, or say that the queue is back.
+                self.discover();
             } else {
                 self.discover();
                 self.close(self.press());
                 self.read();
             }
             let draining = *stop.borrow();
-            let waits = self.pass.is_none() && !draining && self.absent.is_none();
+            let waits = self.pass.is_none() && !draining;
             let wake = waits.then_some(self.next_pass);
             let event = tokio::select! {
                 biased;

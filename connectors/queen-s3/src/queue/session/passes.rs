@@ -164,6 +164,9 @@ impl Session<'_> {
         match &answer.error {
             None => {}
             Some(EntryError::UnknownQueue) => {
+                self.engine.queue_gone(answer.safe_time);
+                self.pass = None;
+                self.next_pass = Instant::now() + self.task.settings().discovery_interval;
                 self.absent = Some(answer.safe_time);
                 return;
             }
@@ -176,6 +179,7 @@ impl Session<'_> {
         }
         self.discovery_log.success();
         self.pass_backoff.reset();
+        self.absent = None;
         self.task.status.present.store(true, Relaxed);
         self.task.note_degraded(answer.degraded);
         self.engine.page(answer.safe_time, &answer.partitions);

@@ -127,3 +127,46 @@ fn what_a_manifest_names_of_a_former_life_does_not_hide_a_loss_of_the_next() {
     let lost: Vec<_> = engine.take_lost();
     assert_eq!((lost[0].from, lost[0].to), (0, 9));
 }
+
+#[test]
+fn what_was_read_of_a_queue_that_is_gone_goes_into_a_window_that_names_the_rest_as_lost() {
+    let mut engine = engine(1_000);
+    engine.restore(vec![position("b", 4, None)]);
+    let all = [listed("a", 0, 4, None), listed("b", 0, 6, None)];
+    pass(&mut engine, 1_010, &all);
+    read(&mut engine, "a", &[(0, 1_005), (1, 1_006)], 5);
+    engine.queue_gone(at(1_009));
+    assert!(!engine.is_drained());
+    assert!(engine.close(Press::None).is_none());
+    assert!(
+        engine.close(Press::Gone).is_none(),
+        "what was read is not settled yet"
+    );
+    engine.queue_gone(at(1_020));
+    let Some(Close::Window(window)) = engine.close(Press::Gone) else {
+        panic!("a window closes");
+    };
+    assert_eq!(offsets(&window), [("a".to_owned(), vec![0, 1])]);
+    let lost: Vec<_> = window
+        .lost
+        .iter()
+        .map(|range| (&*range.partition, range.from, range.to))
+        .collect();
+    assert_eq!(lost, [("b", 4, 6), ("a", 2, 4)]);
+    assert!(engine.is_drained());
+    assert!(engine.close(Press::Gone).is_none());
+}
+
+#[test]
+fn a_queue_that_is_back_is_read_from_the_cut_on() {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_010, &[listed("a", 0, 0, Some(1))]);
+    engine.queue_gone(at(1_020));
+    assert!(matches!(engine.close(Press::Gone), Some(Close::Window(_))));
+    pass(&mut engine, 1_030, &[listed("a", 0, 1, Some(2))]);
+    read(&mut engine, "a", &[(0, 1_014), (1, 1_021)], 2);
+    pass(&mut engine, 1_030 + AGE, &[]);
+    let window = window(&mut engine);
+    assert_eq!(offsets(&window), [("a".to_owned(), vec![1])]);
+    assert!(window.late.is_empty() && window.lost.is_empty());
+}
