@@ -56,6 +56,17 @@ enum Event {
     Checkpointed(bool, u64),
 }
 
+/// A queue that answers say is gone. Once that is confirmed, what was read of it is brought into
+/// windows, and what was not is named there.
+#[derive(Clone, Copy)]
+struct Absent {
+    /// When the first of these answers came, with none between that said otherwise.
+    since: Instant,
+    /// The `safeTime` of the last one.
+    safe_time: Micros,
+    confirmed: bool,
+}
+
 struct Session<'a> {
     task: &'a Task,
     fence: &'a Fence,
@@ -84,9 +95,8 @@ struct Session<'a> {
     checkpointing: bool,
     /// Window after which the last checkpoint was written.
     checkpointed: u64,
-    /// The `safeTime` of the last answer that the queue is gone; what was read of it is still
-    /// brought into windows, and what was not is named there.
-    absent: Option<Micros>,
+    /// What the last answers said, when it was that the queue is gone.
+    absent: Option<Absent>,
     /// On a stop: whether the window being filled was judged.
     judged: bool,
     discovery_log: Sampled,
@@ -164,10 +174,14 @@ impl<'a> Session<'a> {
                 if self.judged_last_window() && !self.committing {
                     return End::Drained.into();
                 }
-            } else if let Some(safe_time) = self.absent {
-                self.close(Press::Gone);
-                if !self.committing && self.engine.is_drained() {
-                    return End::Absent(safe_time).into();
+            } else if let Some(absent) = self.absent {
+                self.close(if absent.confirmed {
+                    Press::Gone
+                } else {
+                    self.press()
+                });
+                if absent.confirmed && !self.committing && self.engine.is_drained() {
+                    return End::Absent(absent.safe_time).into();
                 }
                 // Later answers settle the rest, or say that the queue is back.
                 self.discover();

@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::{Event, Session};
+use super::{Absent, Event, Session};
 use crate::broker::{BrokerError, Changed, ChangedRequest, EntryError};
-use crate::limits::{CHANGED_PAGE, FULL_PASS_EVERY};
+use crate::limits::{CHANGED_PAGE, FULL_PASS_EVERY, QUEUE_GONE_AFTER};
 use crate::observe::sampled::Sampled;
 use crate::queue::doubtful::Doubtful;
 use crate::queue::{End, Task};
@@ -164,10 +164,7 @@ impl Session<'_> {
         match &answer.error {
             None => {}
             Some(EntryError::UnknownQueue) => {
-                self.engine.queue_gone(answer.safe_time);
-                self.pass = None;
-                self.next_pass = Instant::now() + self.task.settings().discovery_interval;
-                self.absent = Some(answer.safe_time);
+                self.queue_gone(answer.safe_time);
                 return;
             }
             Some(error) => {
@@ -192,6 +189,26 @@ impl Session<'_> {
             self.task.status.discovered.store(summary.listed, Relaxed);
         }
         self.next_pass = Instant::now() + self.task.settings().discovery_interval;
+    }
+
+    /// Notes an answer that the queue is gone. Its partitions have ended only when later answers
+    /// agree: a broker or a gateway that slips for a moment must not make records lost.
+    fn queue_gone(&mut self, safe_time: Micros) {
+        let now = Instant::now();
+        let since = self.absent.map_or(now, |absent| absent.since);
+        let confirmed = now - since >= QUEUE_GONE_AFTER;
+        if confirmed {
+            self.engine.queue_gone(safe_time);
+        } else {
+            self.engine.abandon_pass();
+        }
+        self.absent = Some(Absent {
+            since,
+            safe_time,
+            confirmed,
+        });
+        self.pass = None;
+        self.next_pass = now + self.task.settings().discovery_interval;
     }
 
     fn give_pass_up(&mut self, pause: Duration) {
