@@ -132,11 +132,14 @@ impl Fence {
 
     /// Refreshes the lease for ever; ends when it is lost.
     pub async fn keep(&self) -> Lost {
-        let pause = self.owner.ttl / 3;
+        let every = self.owner.ttl / 3;
         loop {
-            tokio::time::sleep(pause).await;
-            // A document write that just went through refreshed it already.
-            if self.owner.clock.boottime().saturating_sub(self.confirmed()) < pause {
+            // A document write refreshes it as well: counted from the last one, two more tries
+            // have time before it expires.
+            let age = self.owner.clock.boottime().saturating_sub(self.confirmed());
+            let left = every.saturating_sub(age);
+            if !left.is_zero() {
+                tokio::time::sleep(left).await;
                 continue;
             }
             if let Err(lost) = self.write(None).await {
