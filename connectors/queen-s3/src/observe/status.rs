@@ -139,6 +139,8 @@ pub struct QueueStatus {
     pub checkpoint_age: AtomicU64,
     /// Record bytes buffered and in no window yet.
     pub buffered: AtomicU64,
+    /// Record bytes of the window being written.
+    pub writing: AtomicU64,
 }
 
 impl Default for QueueStatus {
@@ -160,6 +162,7 @@ impl Default for QueueStatus {
             discovered: AtomicU64::new(0),
             checkpoint_age: AtomicU64::new(0),
             buffered: AtomicU64::new(0),
+            writing: AtomicU64::new(0),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Writing a window: intent, objects, manifest, pointer.
 
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
 use serde_json::Map;
@@ -219,6 +220,23 @@ impl Task {
         }
     }
 
+    /// Says now and then that records were lost; metric and manifests tell of each.
+    fn note_loss(&self, manifest: &Manifest, lost: u64) {
+        let mut log = self.loss_log.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(suppressed) = log.failure() else {
+            return;
+        };
+        warn!(
+            queue = %self.queue,
+            k = manifest.k,
+            lost,
+            first = ?manifest.lost.first(),
+            suppressed,
+            "records were deleted before they were read; the window's manifest names them. \
+             Retention has to exceed the window's age and the longest outage"
+        );
+    }
+
     /// Counts a committed window and says so in one line.
     fn account(&self, manifest: &Manifest, pointer: &CommitPointer) {
         let status = &self.status;
@@ -237,14 +255,7 @@ impl Task {
         status.lost.fetch_add(lost, Relaxed);
         status.late.fetch_add(late, Relaxed);
         if lost > 0 {
-            warn!(
-                queue = %self.queue,
-                k = manifest.k,
-                lost,
-                first = ?manifest.lost.first(),
-                "records were deleted before they were read; the window's manifest names them. \
-                 Retention has to exceed the window's age and the longest outage"
-            );
+            self.note_loss(manifest, lost);
         }
         if late > 0 {
             error!(

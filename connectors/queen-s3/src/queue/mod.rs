@@ -37,6 +37,7 @@ use crate::lake::keys::LakeKeys;
 use crate::lake::manifest::OffsetRange;
 use crate::limits::{FULL_PASS_EVERY, UNKNOWN_QUEUE_RETRY};
 use crate::memory::MemoryBudget;
+use crate::observe::sampled::Sampled;
 use crate::observe::status::{QueueStatus, Status};
 use crate::ownership::{Claim, ClaimError, Identity, Lost, Owned, Owner};
 use crate::retry::Jitter;
@@ -116,6 +117,8 @@ struct Task {
     uploads: Mutex<Vec<(String, String)>>,
     /// When every partition is listed next.
     next_full_pass: Mutex<Instant>,
+    /// Windows with lost records, of which not each is worth a line.
+    loss_log: Mutex<Sampled>,
 }
 
 impl Task {
@@ -210,6 +213,7 @@ pub async fn run(
         keys,
         uploads: Mutex::default(),
         next_full_pass: Mutex::new(Instant::now() + FULL_PASS_EVERY),
+        loss_log: Mutex::default(),
     };
     task.run(absent_since, stop).await;
 }
@@ -281,6 +285,7 @@ impl Task {
     fn ended(&self, end: End, ttl: Duration, absent_since: &mut Option<Micros>) -> Duration {
         let queue = &self.queue;
         self.status.buffered.store(0, Relaxed);
+        self.status.writing.store(0, Relaxed);
         match end {
             End::Drained => Duration::ZERO,
             End::Lost(Lost::Expired) => {
@@ -316,7 +321,7 @@ impl Task {
     /// Claims, trying again while Queen cannot be asked.
     async fn claim(&self, owner: &Owner, takeover: bool) -> Result<Claim, ClaimError> {
         let mut backoff = self.context.jitter.backoff();
-        let mut sampled = crate::observe::sampled::Sampled::default();
+        let mut sampled = Sampled::default();
         loop {
             let error = match owner.claim(takeover).await {
                 Err(ClaimError::Broker(error)) => error,

@@ -93,7 +93,7 @@ impl Engine {
         let limit = bound.min(bucket_end);
         let full = self.size_cut(first, limit);
         let whole_bucket = limit == bucket_end;
-        if full.is_none() && !whole_bucket && !aged && !self.pressed(press, limit) {
+        if full.is_none() && !whole_bucket && !aged && !self.pressed(press) {
             return None;
         }
         Some(Close::Window(self.take(Bounds {
@@ -143,13 +143,12 @@ impl Engine {
         }
     }
 
-    fn pressed(&self, press: Press, limit: Micros) -> bool {
+    fn pressed(&self, press: Press) -> bool {
         match press {
             Press::None => false,
             Press::Memory | Press::Gone => true,
             Press::Drain => {
-                let bytes: u64 = self.bytes_at.range(..limit).map(|(_, bytes)| bytes).sum();
-                bytes >= DRAIN_WORTH_BYTES || self.age() >= DRAIN_WORTH_OPEN_US
+                self.buffered_bytes >= DRAIN_WORTH_BYTES || self.age() >= DRAIN_WORTH_OPEN_US
             }
         }
     }

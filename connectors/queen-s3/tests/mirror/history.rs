@@ -9,7 +9,7 @@ use queen_s3::broker::Name;
 use queen_s3::time::Micros;
 use serde::Deserialize;
 
-use crate::bucket::MemoryBucket;
+use crate::bucket::{Do, MemoryBucket};
 use crate::log::Log;
 use crate::sink::{Options, Sink, committed, eventually};
 use crate::{HOUR, SECOND, TEN, in_virtual_time};
@@ -155,6 +155,79 @@ fn short_memory_closes_the_largest_buffer_of_all_queues_first() {
         assert_eq!(committed(&log, "small").0, 0, "the smaller one is kept");
         sink.stop().await;
     });
+}
+
+#[test]
+fn a_small_buffer_is_kept_while_a_larger_window_is_written() {
+    in_virtual_time(async {
+        let log = Log::new(TEN + HOUR / 2, about_a_kibibyte);
+        let name = Name::from("p");
+        for (queue, records) in [("large", 7_000), ("small", 500)] {
+            log.create(queue);
+            log.write(queue, &name, TEN, records);
+        }
+        let bucket = Arc::<MemoryBucket>::default();
+        bucket.plan(|asked| match asked.key.contains("/queue=large/") {
+            true => Do::Slowly(Duration::from_secs(300)),
+            false => Do::Go,
+        });
+        let mut options = Options::new();
+        options.settings.max_window = Duration::from_secs(24 * 3_600);
+        options.memory = 6 * MIB;
+        let sink = Sink::start(&log, &bucket, &["large", "small"], &options);
+        eventually("the upload", || !bucket.asked("put", "large").is_empty()).await;
+        let buffered = || sink.status.queue("small").buffered.load(Relaxed) as usize;
+        while committed(&log, "large").0 == 0 {
+            log.write("small", &name, log.now(), 3);
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            assert_eq!(
+                committed(&log, "small").0,
+                0,
+                "nothing is won by closing it"
+            );
+        }
+        assert!(buffered() > 600 * KIB, "it went on reading: {}", buffered());
+        sink.stop().await;
+    });
+}
+
+#[test]
+fn what_is_held_stays_within_the_budget_and_one_fetch_call_of_each_queue() {
+    for queues in [&["one"][..], &["one", "two", "three"]] {
+        in_virtual_time(async {
+            const MEMORY: usize = 16 * MIB;
+            let log = Log::new(TEN + HOUR + 10 * SECOND, about_a_kibibyte);
+            for queue in queues {
+                log.create(queue);
+                for segment in 0..400 {
+                    let name = Name::from(format!("p-{:02}", segment % 20));
+                    log.write(queue, &name, TEN + segment * SECOND, 100);
+                }
+            }
+            let bucket = Arc::<MemoryBucket>::default();
+            bucket.plan(|asked| match asked.operation {
+                "put" => Do::Slowly(Duration::from_secs(20)),
+                _ => Do::Go,
+            });
+            let mut options = Options::new();
+            options.memory = MEMORY;
+            let sink = Sink::start(&log, &bucket, queues, &options);
+            for queue in queues {
+                eventually("the hour", || committed(&log, queue).1 >= TEN + HOUR).await;
+            }
+            sink.stop().await;
+            let most = log.take_counts().most_held;
+            let read: usize = bucket.data().values().map(|object| object.len()).sum();
+            assert!(read > 2 * MEMORY * queues.len(), "{read}");
+            // Each queue may have one call under way however short memory is.
+            let call = MEMORY / (options.settings.fetch_concurrency + 1);
+            let bound = MEMORY + queues.len() * call;
+            assert!(
+                most > MEMORY / 2 && most <= bound,
+                "{most}, {bound} at most"
+            );
+        });
+    }
 }
 
 #[test]

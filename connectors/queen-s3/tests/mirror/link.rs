@@ -61,14 +61,16 @@ impl Broker for Link {
         let body = self.log.fetch(request, at_once);
         self.travel().await;
         self.fetching.fetch_sub(1, Ordering::Relaxed);
-        decode_fetch(request, body.into(), &self.budget)
-            .map_err(|source| error("POST /api/v1/fetch", BrokerErrorKind::Decode(source)))
+        let answer = decode_fetch(request, body.into(), &self.budget);
+        // Only an arriving answer adds to it.
+        self.log.note_held(self.budget.used());
+        answer.map_err(|source| error("POST /api/v1/fetch", BrokerErrorKind::Decode(source)))
     }
 
     async fn changed(&self, request: Option<&ChangedRequest>) -> Result<Changed, BrokerError> {
         let mut answer = Changed {
             safe_time: Micros(self.log.safe_time()),
-            degraded: false,
+            degraded: self.log.is_degraded(),
             partitions: Vec::new(),
             next: None,
             error: None,
@@ -88,7 +90,7 @@ impl Broker for Link {
                 name: line.name,
                 id: Some(line.id),
                 last_offset: line.last_offset,
-                log_start: 0,
+                log_start: line.log_start,
                 last_write_at: Some(Micros(line.last_write_at)),
             })
             .collect();

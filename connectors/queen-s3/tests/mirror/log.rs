@@ -3,14 +3,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use queen_s3::broker::{ChangedRequest, FetchRequest, KvAnswer, Name};
+use queen_s3::limits::KV_NAMESPACE;
 use queen_s3::time::Micros;
-use serde_json::Value;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
-use queen_protocol::kv::KvOperation;
+use queen_protocol::kv::{Expiry, KvOpKind, KvOperation};
 use tokio::time::Instant;
 
 use crate::store::Store;
@@ -30,6 +33,7 @@ pub struct Segment {
 #[derive(Clone, Debug)]
 pub struct Partition {
     id: u128,
+    log_start: i64,
     segments: Vec<Segment>,
     last_write_at: i64,
 }
@@ -71,6 +75,12 @@ pub struct Counts {
     pub listed: u64,
     /// Partitions that a fetch asked for.
     pub asked: BTreeSet<Name>,
+    /// Tries to create a lease.
+    pub claims: u64,
+    /// Greatest use of a sink's buffer budget, bytes.
+    pub most_held: usize,
+    /// Lives in seconds that documents were written with, by key; `None` is for ever.
+    pub expiries: BTreeMap<String, BTreeSet<Option<i64>>>,
 }
 
 /// How much a broker answers at a time.
@@ -112,6 +122,7 @@ pub struct Log {
     start: Instant,
     payload: Payload,
     safe_lag: i64,
+    degraded: AtomicBool,
 }
 
 /// A line of a listing.
@@ -122,6 +133,8 @@ pub struct Listed {
     pub id: Uuid,
     /// Greatest offset.
     pub last_offset: i64,
+    /// Least offset that is there.
+    pub log_start: i64,
     /// When it was written last, µs, whole seconds.
     pub last_write_at: i64,
 }
@@ -143,6 +156,7 @@ impl Log {
             start: Instant::now(),
             payload,
             safe_lag: SAFE_LAG,
+            degraded: AtomicBool::new(false),
         })
     }
 
@@ -190,6 +204,7 @@ impl Log {
             .entry(Arc::clone(partition))
             .or_insert_with(|| Partition {
                 id,
+                log_start: 0,
                 segments: Vec::with_capacity(1),
                 last_write_at: i64::MIN,
             });
@@ -204,6 +219,24 @@ impl Log {
         let after = found.last_write_at;
         queue.by_write.remove(&(before, Arc::clone(partition)));
         queue.by_write.insert((after, Arc::clone(partition)));
+    }
+
+    /// Deletes everything of a partition that is there, as retention does.
+    pub fn delete(&self, queue: &str, partition: &Name) {
+        let mut state = self.state();
+        let queue = state.queues.get_mut(queue).expect("a queue that was made");
+        let found = queue.partitions.get_mut(partition).expect("it was written");
+        found.log_start = found.end();
+    }
+
+    /// Sees, or no longer sees, every session of its database.
+    pub fn degrade(&self, degraded: bool) {
+        self.degraded.store(degraded, Ordering::Relaxed);
+    }
+
+    /// Whether it does not see every session.
+    pub fn is_degraded(&self) -> bool {
+        self.degraded.load(Ordering::Relaxed)
     }
 
     /// Every record of `queue`: partition, offset, ts.
@@ -248,11 +281,12 @@ impl Log {
             let queue = state.queues.get(&*request.queue);
             let partition = queue.and_then(|queue| queue.partitions.get(&entry.partition));
             let end = partition.map_or(0, Partition::end);
+            let log_start = partition.map_or(0, |found| found.log_start);
             let mut taken = 0;
             let mut stored = 0;
             for segment in partition.into_iter().flat_map(|found| &found.segments) {
                 let last = segment.first + i64::from(segment.records);
-                if last <= entry.offset {
+                if last <= entry.offset.max(log_start) || entry.offset < log_start {
                     continue;
                 }
                 let offsets = segment.first.max(entry.offset)..last;
@@ -277,10 +311,13 @@ impl Log {
                 }
             }
             state.counts.records += taken as u64;
-            let _ = write!(body, "],\"highWatermark\":{end},\"logStartOffset\":0");
+            let _ = write!(
+                body,
+                "],\"highWatermark\":{end},\"logStartOffset\":{log_start}"
+            );
             if queue.is_none() {
                 body.push_str(",\"error\":\"UNKNOWN_TOPIC_OR_PARTITION\"");
-            } else if entry.offset > end {
+            } else if entry.offset > end || entry.offset < log_start {
                 body.push_str(",\"error\":\"OFFSET_OUT_OF_RANGE\"");
             }
             body.push('}');
@@ -288,6 +325,12 @@ impl Log {
         body.push_str("]}");
         state.counts.bytes += body.len() as u64;
         body
+    }
+
+    /// Notes what a sink holds after an answer has arrived.
+    pub fn note_held(&self, bytes: usize) {
+        let most = &mut self.state().counts.most_held;
+        *most = bytes.max(*most);
     }
 
     /// A discovery page and its cursor; `None` when the queue is unknown.
@@ -333,6 +376,7 @@ impl Log {
                 name: Name::from(&**name),
                 id: Uuid::from_u128(partition.id),
                 last_offset: partition.end() - 1,
+                log_start: partition.log_start,
                 last_write_at: partition.last_write_at,
             }
         });
@@ -344,7 +388,31 @@ impl Log {
     /// Carries out a key/value batch.
     pub fn kv(&self, operations: &[KvOperation]) -> Result<KvAnswer, String> {
         let now = self.now();
-        self.state().store.batch(operations, now)
+        let mut state = self.state();
+        let claims = |one: &&KvOperation| one.op == KvOpKind::PutIfAbsent;
+        state.counts.claims += operations.iter().filter(claims).count() as u64;
+        for one in operations {
+            let put = matches!(one.op, KvOpKind::Put | KvOpKind::PutIfAbsent);
+            if let Some(key) = one.key.clone().filter(|_| put) {
+                let lives = state.counts.expiries.entry(key).or_default();
+                lives.insert(one.ttl_seconds);
+            }
+        }
+        state.store.batch(operations, now)
+    }
+
+    /// Gives the lease of `queue` to another instance, for so long.
+    pub fn give_away(&self, queue: &str, held: Duration) {
+        let key = format!("s3:{}:{queue}:lease", crate::sink::SINK);
+        let lease = json!({"instance": "another", "incarnation": "theirs"});
+        let seconds = i64::try_from(held.as_secs()).expect("a test is short");
+        let put = KvOperation::put(KV_NAMESPACE, key, lease, Expiry::seconds(seconds));
+        let now = self.now();
+        let answer = self
+            .state()
+            .store
+            .batch(&[put.expect("an expiry of the wire")], now);
+        assert!(matches!(answer, Ok(KvAnswer::Done(_))), "{answer:?}");
     }
 
     /// A document of the sink's.

@@ -5,6 +5,8 @@ mod bucket;
 mod bytes;
 mod dialect;
 mod history;
+mod lease;
+mod lines;
 mod link;
 mod log;
 mod million;
@@ -15,6 +17,7 @@ mod sink;
 #[allow(dead_code)]
 #[path = "../simulation/world/store.rs"]
 mod store;
+mod uploads;
 
 use std::future::Future;
 

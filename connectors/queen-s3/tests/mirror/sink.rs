@@ -37,8 +37,10 @@ pub struct Options {
     pub compute: Compute,
     /// Bytes of the buffer budget.
     pub memory: usize,
-    /// What the times of its calls follow from.
+    /// What the times of its calls follow from, and its incarnation.
     pub seed: u64,
+    /// Its instance name.
+    pub instance: &'static str,
 }
 
 impl Options {
@@ -69,6 +71,7 @@ impl Options {
             compute: Compute::InPlace,
             memory: 1_024 * MIB,
             seed: 1,
+            instance: "sink-0",
         }
     }
 }
@@ -130,7 +133,7 @@ impl Sink {
             status: Arc::clone(&status),
             jitter: Jitter::new(options.seed),
             identity: Identity {
-                instance: "sink-0".to_owned(),
+                instance: options.instance.to_owned(),
                 incarnation: format!("{:016x}", options.seed),
             },
             compute: options.compute,
@@ -158,6 +161,13 @@ impl Sink {
     pub async fn stop(self) {
         self.stop.send_replace(true);
         self.tasks.await.expect("a queue's task does not panic");
+    }
+}
+
+impl Sink {
+    /// Ends it as a kill does.
+    pub fn kill(self) {
+        self.tasks.abort();
     }
 }
 

@@ -18,7 +18,9 @@ use super::{End, Standing, Task, stopping};
 use crate::broker::{BrokerError, Changed, FetchAnswer};
 use crate::gaps::Gaps;
 use crate::lake::documents::Intent;
-use crate::limits::{FETCH_CALL_LEAST_BYTES, FETCH_ENTRY_LEAST_BYTES, PROBE_BYTES};
+use crate::limits::{
+    FETCH_CALL_LEAST_BYTES, FETCH_ENTRY_LEAST_BYTES, PROBE_BYTES, QUEUE_ROOM_BYTES,
+};
 use crate::observe::sampled::Sampled;
 use crate::ownership::Fence;
 use crate::retry::Backoff;
@@ -238,6 +240,7 @@ impl<'a> Session<'a> {
 
     fn committed(&mut self, standing: Standing) {
         self.committing = false;
+        self.task.status.writing.store(0, Relaxed);
         self.standing = standing;
         self.show_checkpoint_age();
         let age = self.standing.pointer.k.saturating_sub(self.checkpointed);
@@ -257,7 +260,8 @@ impl<'a> Session<'a> {
         self.task.status.checkpoint_age.store(age, Relaxed);
     }
 
-    /// Whether memory is short and this queue's buffer is the largest of all.
+    /// Whether memory is short and this queue's buffer is the largest of all. A larger window that
+    /// another queue is writing makes room soon; until then a queue stays within its own.
     fn press(&self) -> Press {
         let context = &self.task.context;
         let mine = self.engine.buffered_bytes();
@@ -265,9 +269,12 @@ impl<'a> Session<'a> {
         if context.budget.used() + FETCH_CALL_LEAST_BYTES <= context.budget.limit() || mine == 0 {
             return Press::None;
         }
-        let mut queues = context.status.queues().into_iter();
-        let largest = queues.all(|(_, status)| status.buffered.load(Relaxed) <= mine);
-        if largest { Press::Memory } else { Press::None }
+        let queues = context.status.queues();
+        let larger = queues.iter().any(|(_, status)| {
+            let written = mine < QUEUE_ROOM_BYTES && status.writing.load(Relaxed) > mine;
+            written || status.buffered.load(Relaxed) > mine
+        });
+        if larger { Press::None } else { Press::Memory }
     }
 
     fn close(&mut self, press: Press) {
@@ -281,6 +288,8 @@ impl<'a> Session<'a> {
         let (task, fence, standing) = (self.task, self.fence, self.standing.clone());
         match close {
             Close::Window(window) => {
+                let writing = &self.task.status.writing;
+                writing.store(window.record_bytes, Relaxed);
                 self.start(
                     async move { Event::Committed(task.commit(fence, &standing, &window).await) },
                 )

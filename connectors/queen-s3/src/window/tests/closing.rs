@@ -139,16 +139,66 @@ fn a_loss_without_records_still_makes_a_window() {
     );
 }
 
-#[test]
-fn a_stop_finishes_a_window_only_when_it_is_worth_it() {
-    let mut engine = engine(1_000);
+/// An engine in its first ten seconds, which has read a record of so many payload bytes.
+fn small_and_young(payload: usize) -> Engine {
+    let policy = Policy {
+        target_bytes: u64::MAX,
+        ..policy()
+    };
+    let mut engine = Engine::new(policy, at(1_000));
     pass(&mut engine, 1_010, &[listed("a", 0, 0, None)]);
-    read(&mut engine, "a", &[(0, 1_001)], 1);
-    pass(&mut engine, 1_015, &[]);
-    assert!(
-        engine.close(Press::Drain).is_none(),
-        "small, and open for five seconds"
-    );
-    pass(&mut engine, 1_020, &[]);
-    assert!(engine.close(Press::Drain).is_some(), "open for ten seconds");
+    let request = request(&mut engine, "a");
+    let index = RecordIndex {
+        offset: 0,
+        ts: at(1_001),
+        transaction_id_start: 0,
+        transaction_id_len: 0,
+        payload_start: 0,
+        payload_len: u32::try_from(payload).expect("a test's payload is short"),
+    };
+    let body = Bytes::from(vec![b'1'; payload]);
+    let batch = Batch::new(body, vec![index], &MemoryBudget::new(usize::MAX));
+    engine.read(&request, &batch, &entry(1, 1));
+    engine
+}
+
+#[test]
+fn a_stop_finishes_a_window_of_a_mebibyte_to_the_byte() {
+    let envelope = small_and_young(1).buffered_bytes() - 1;
+    for (bytes, worth) in [((1 << 20) - 1, false), (1 << 20, true)] {
+        let mut engine = small_and_young((bytes - envelope) as usize);
+        assert_eq!(engine.buffered_bytes(), bytes);
+        assert_eq!(engine.close(Press::Drain).is_some(), worth, "{bytes}");
+    }
+}
+
+#[test]
+fn a_stop_counts_all_that_is_buffered_and_finishes_what_is_settled_of_it() {
+    let mut engine = small_and_young(1);
+    // At the bound: it is not settled yet.
+    pass(&mut engine, 1_011, &[listed("a", 0, 19_999, None)]);
+    let records: Vec<(i64, i64)> = (1..20_000).map(|n| (n, 1_011)).collect();
+    read(&mut engine, "a", &records, 20_000);
+    pass(&mut engine, 1_011, &[]);
+    match engine.close(Press::Drain) {
+        Some(Close::Window(window)) => assert_eq!(offsets(&window), [("a".into(), vec![0])]),
+        other => panic!("a window closes, not {other:?}"),
+    }
+}
+
+#[test]
+fn a_stop_finishes_a_window_that_has_been_open_for_ten_seconds_of_the_brokers_clock() {
+    for (open_us, worth) in [(9_999_999, false), (10_000_000, true)] {
+        let mut engine = small_and_young(1);
+        engine.begin_pass(false);
+        engine.page_asked();
+        engine.page(Micros(at(1_010).0 + open_us), &[]);
+        engine.end_pass();
+        assert_eq!(engine.close(Press::Drain).is_some(), worth, "{open_us}");
+    }
+    // However long it has been open, there is nothing to finish in it.
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_010, &[]);
+    pass(&mut engine, 1_030, &[]);
+    assert!(engine.close(Press::Drain).is_none());
 }

@@ -1,0 +1,158 @@
+//! What is logged, and how often.
+
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use queen_s3::broker::Name;
+use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::bucket::{Do, MemoryBucket};
+use crate::log::Log;
+use crate::sink::{Options, Sink, committed, eventually};
+use crate::{HOUR, SECOND, TEN, in_virtual_time};
+
+/// What this thread logs.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Lines {
+    /// Everything from now on, until the guard is dropped.
+    fn start() -> (Self, DefaultGuard) {
+        let lines = Self::default();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(lines.clone())
+            .finish();
+        (lines, tracing::subscriber::set_default(subscriber))
+    }
+
+    /// The lines that hold `part`.
+    fn with(&self, part: &str) -> Vec<String> {
+        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = String::from_utf8_lossy(&bytes);
+        let lines = text.lines().filter(|line| line.contains(part));
+        lines.map(str::to_owned).collect()
+    }
+}
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+fn a_log() -> Arc<Log> {
+    Log::new(TEN + HOUR + 10 * SECOND, |_, offset| offset.to_string())
+}
+
+#[test]
+fn a_degraded_safe_time_is_logged_once_for_all_queues_and_stalls_none() {
+    in_virtual_time(async {
+        let (lines, _guard) = Lines::start();
+        let (log, bucket) = (a_log(), Arc::<MemoryBucket>::default());
+        let queues = ["clicks", "orders"];
+        for queue in queues {
+            log.create(queue);
+            log.write(queue, &Name::from("p"), TEN, 1);
+        }
+        log.degrade(true);
+        let sink = Sink::start(&log, &bucket, &queues, &Options::new());
+        for queue in queues {
+            eventually("a window", || committed(&log, queue).0 == 1).await;
+        }
+        tokio::time::sleep(Duration::from_secs(3_600)).await;
+        let said = lines.with("safeTime");
+        assert_eq!(said.len(), 1, "{said:#?}");
+        assert!(said[0].contains("GRANT pg_read_all_stats"), "{said:?}");
+        log.degrade(false);
+        tokio::time::sleep(Duration::from_secs(3_600)).await;
+        let said = lines.with("safeTime");
+        assert_eq!(said.len(), 2, "{said:#?}");
+        assert!(said[1].contains("whole again"), "{said:?}");
+        sink.stop().await;
+    });
+}
+
+#[test]
+fn a_loss_is_counted_each_time_and_logged_once_a_minute() {
+    in_virtual_time(async {
+        let (lines, _guard) = Lines::start();
+        let (log, bucket) = (a_log(), Arc::<MemoryBucket>::default());
+        let name = Name::from("p");
+        log.create("orders");
+        log.write("orders", &name, TEN, 1);
+        let mut options = Options::new();
+        options.settings.max_window = Duration::from_secs(1);
+        let sink = Sink::start(&log, &bucket, &["orders"], &options);
+        eventually("a window", || committed(&log, "orders").0 == 1).await;
+        let status = sink.status.queue("orders");
+        let lost = || status.lost.load(Relaxed);
+        let lose = async |times: u64| {
+            let before = lost();
+            for time in 1..=times {
+                // Written and deleted between two looks.
+                log.write("orders", &name, log.now(), 3);
+                log.delete("orders", &name);
+                eventually("the loss", || lost() == before + 3 * time).await;
+            }
+        };
+        lose(3).await;
+        let said = lines.with("deleted before they were read");
+        assert_eq!(said.len(), 1, "{said:#?}");
+        assert!(
+            said[0].contains("queue=orders") && said[0].contains("lost=3"),
+            "{said:?}"
+        );
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        lose(1).await;
+        let said = lines.with("deleted before they were read");
+        assert_eq!(said.len(), 2, "{said:#?}");
+        assert!(said[1].contains("suppressed=2"), "{said:?}");
+        let manifests = bucket.manifests("orders");
+        let named = manifests.iter().filter(|one| one["lost"][0].is_object());
+        assert_eq!(named.count(), 4, "each window names its own");
+
+        // It goes on committing.
+        let written = log.now();
+        log.write("orders", &name, written, 1);
+        eventually("the record", || committed(&log, "orders").1 > written).await;
+        sink.stop().await;
+    });
+}
+
+#[test]
+fn a_bucket_that_refuses_for_an_hour_is_a_line_a_minute_at_most() {
+    in_virtual_time(async {
+        let (lines, _guard) = Lines::start();
+        let (log, bucket) = (a_log(), Arc::<MemoryBucket>::default());
+        log.create("orders");
+        log.write("orders", &Name::from("p"), TEN, 1);
+        bucket.plan(|asked| match asked.operation {
+            "put" => Do::Refuse(503, "SlowDown", Some(Duration::from_secs(1))),
+            _ => Do::Go,
+        });
+        let sink = Sink::start(&log, &bucket, &["orders"], &Options::new());
+        tokio::time::sleep(Duration::from_secs(3_600)).await;
+        let said = lines.with("the bucket failed");
+        assert!((30..=61).contains(&said.len()), "{} lines", said.len());
+        assert!(said[0].contains("HTTP 503 SlowDown"), "{said:?}");
+        sink.kill();
+    });
+}

@@ -1,0 +1,218 @@
+//! How windows go up, and what a store that is busy, forgetful or unwilling makes of it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use queen_s3::broker::Name;
+use queen_s3::limits::{MIB, PART_BYTES, PARTS_IN_FLIGHT};
+use queen_s3::observe::health::{Health, judge, limit};
+
+use crate::bucket::{Asked, Do, MemoryBucket};
+use crate::history::records;
+use crate::log::Log;
+use crate::sink::{Options, Sink, committed, eventually};
+use crate::{HOUR, SECOND, TEN, in_virtual_time};
+
+const QUEUE: &str = "orders";
+
+fn is_data(asked: &Asked) -> bool {
+    !asked.key.contains("/_queen/")
+}
+
+fn a_mebibyte(_: &str, offset: i64) -> String {
+    format!("{{\"n\":{offset},\"pad\":\"{}\"}}", "x".repeat(MIB))
+}
+
+/// A log with so many records of a mebibyte in its last whole hour.
+fn mebibytes(records: i64) -> Arc<Log> {
+    let log = Log::new(TEN + HOUR + 10 * SECOND, a_mebibyte);
+    log.create(QUEUE);
+    for record in 0..records {
+        log.write(QUEUE, &Name::from("p"), TEN + record * SECOND, 1);
+    }
+    log
+}
+
+/// A sink whose objects go up in parts from 5 MiB on.
+fn in_parts() -> Options {
+    let mut options = Options::new();
+    options.settings.multipart_threshold_bytes = 5 * MIB as u64;
+    options
+}
+
+#[test]
+fn a_large_object_goes_up_in_parts_of_16_mib_several_at_a_time() {
+    in_virtual_time(async {
+        let (log, bucket) = (mebibytes(90), Arc::<MemoryBucket>::default());
+        bucket.plan(|asked| match asked.operation {
+            "multipart_part" => Do::Slowly(Duration::from_secs(30)),
+            _ => Do::Go,
+        });
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &in_parts());
+        eventually("the window", || committed(&log, QUEUE).0 == 1).await;
+        sink.stop().await;
+        let parts = bucket.asked("multipart_part", "");
+        let (last, whole) = parts.split_last().expect("it went up in parts");
+        assert_eq!(whole.len(), 5);
+        assert!(whole.iter().all(|part| part.bytes == PART_BYTES));
+        assert!(last.bytes > 0 && last.bytes <= PART_BYTES);
+        let at_once = parts.iter().map(|part| part.at_once).max();
+        assert_eq!(at_once, Some(PARTS_IN_FLIGHT));
+        assert_eq!(bucket.in_parts(), 1);
+        assert_eq!(records(&bucket), log.records(QUEUE));
+    });
+}
+
+#[test]
+fn a_completion_whose_answer_is_lost_is_looked_for_and_not_repeated() {
+    // The look after it may miss the object; then the store knows the upload no more.
+    for misses in [0, 1] {
+        in_virtual_time(async {
+            let (log, bucket) = (mebibytes(8), Arc::<MemoryBucket>::default());
+            let (mut lost, mut missed) = (0, 0);
+            bucket.plan(move |asked| match asked.operation {
+                "multipart_complete" if lost == 0 => {
+                    lost += 1;
+                    Do::Lose
+                }
+                "head" if is_data(asked) && missed < misses => {
+                    missed += 1;
+                    Do::Miss
+                }
+                _ => Do::Go,
+            });
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &in_parts());
+            eventually("the window", || committed(&log, QUEUE).0 == 1).await;
+            sink.stop().await;
+            assert_eq!(bucket.asked("multipart_create", "").len(), 1);
+            let completions = bucket.asked("multipart_complete", "").len();
+            assert_eq!(completions, 1 + misses);
+            assert_eq!(bucket.in_parts(), 1);
+            assert_eq!(records(&bucket), log.records(QUEUE));
+        });
+    }
+}
+
+#[test]
+fn an_upload_that_the_store_forgot_is_begun_again() {
+    for forgotten_at in ["multipart_part", "multipart_complete"] {
+        in_virtual_time(async {
+            let (log, bucket) = (mebibytes(8), Arc::<MemoryBucket>::default());
+            let mut forgotten = false;
+            bucket.plan(move |asked| {
+                if asked.operation == forgotten_at && !std::mem::replace(&mut forgotten, true) {
+                    return Do::Refuse(404, "NoSuchUpload", None);
+                }
+                Do::Go
+            });
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &in_parts());
+            eventually("the window", || committed(&log, QUEUE).0 == 1).await;
+            sink.stop().await;
+            assert_eq!(bucket.asked("multipart_create", "").len(), 2);
+            assert_eq!(bucket.in_parts(), 1);
+            assert_eq!(records(&bucket), log.records(QUEUE));
+        });
+    }
+}
+
+#[test]
+fn an_upload_that_cannot_be_finished_is_given_up() {
+    in_virtual_time(async {
+        let (log, bucket) = (mebibytes(40), Arc::<MemoryBucket>::default());
+        bucket.plan(|asked| match asked.operation {
+            "multipart_part" => Do::Slowly(Duration::from_secs(3_600)),
+            _ => Do::Go,
+        });
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &in_parts());
+        eventually("an upload", || bucket.open_uploads() == 1).await;
+        eventually("a part", || !bucket.asked("multipart_part", "").is_empty()).await;
+        log.give_away(QUEUE, Duration::from_secs(600));
+        eventually("the end of it", || bucket.open_uploads() == 0).await;
+        assert_eq!(bucket.asked("multipart_abort", "").len(), 1);
+        assert!(bucket.asked("multipart_complete", "").is_empty());
+        sink.stop().await;
+    });
+}
+
+#[test]
+fn a_busy_store_is_asked_again_after_a_growing_pause_or_the_one_that_it_asks_for() {
+    in_virtual_time(async {
+        let log = Log::new(TEN + HOUR + 10 * SECOND, |_, offset| offset.to_string());
+        log.create(QUEUE);
+        log.write(QUEUE, &Name::from("p"), TEN, 1);
+        let bucket = Arc::<MemoryBucket>::default();
+        let mut tries = 0;
+        bucket.plan(move |asked| {
+            if asked.operation != "put" || !is_data(asked) {
+                return Do::Go;
+            }
+            tries += 1;
+            match tries {
+                1..=3 => Do::Refuse(503, "SlowDown", None),
+                4 => Do::Refuse(503, "SlowDown", Some(Duration::from_secs(200))),
+                _ => Do::Go,
+            }
+        });
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &Options::new());
+        eventually("the window", || committed(&log, QUEUE).0 == 1).await;
+        sink.stop().await;
+        let puts: Vec<Asked> = bucket
+            .asked("put", "")
+            .into_iter()
+            .filter(is_data)
+            .collect();
+        let pauses = puts.windows(2).map(|two| two[1].at - two[0].at);
+        let pauses: Vec<f64> = pauses.map(|pause| pause.as_secs_f64()).collect();
+        let [first, second, third, asked] = pauses[..] else {
+            panic!("{pauses:?}");
+        };
+        // Each is doubled, and up to as much again is added by chance.
+        assert!((1.0..2.1).contains(&first), "{pauses:?}");
+        assert!((2.0..4.1).contains(&second), "{pauses:?}");
+        assert!((4.0..8.1).contains(&third), "{pauses:?}");
+        assert!((200.0..201.0).contains(&asked), "{pauses:?}");
+    });
+}
+
+#[test]
+fn refused_keys_delay_a_window_and_turn_health_red_until_they_are_mended() {
+    in_virtual_time(async {
+        let log = Log::new(TEN + HOUR + 10 * SECOND, |_, offset| offset.to_string());
+        log.create(QUEUE);
+        log.write(QUEUE, &Name::from("p"), TEN, 1);
+        let bucket = Arc::<MemoryBucket>::default();
+        let options = Options::new();
+        let started_ms = log.now() / 1_000;
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+        eventually("a window", || committed(&log, QUEUE).0 == 1).await;
+        let health = || -> Health {
+            let limit = limit(options.settings.max_window);
+            judge(&sink.status.queues(), log.now() / 1_000, started_ms, limit)
+        };
+        assert!(health().ok);
+
+        bucket.plan(|_| Do::Refuse(403, "InvalidAccessKeyId", None));
+        let refused_from = log.now();
+        log.write(QUEUE, &Name::from("p"), refused_from, 1);
+        eventually("red health", || !health().ok).await;
+        let offender = health().offender.expect("it is named");
+        assert_eq!(
+            (offender.queue.as_str(), offender.limit_ms),
+            (QUEUE, 900_000)
+        );
+        let stale = offender.stale_ms;
+        assert!((900_001..900_200).contains(&stale), "{stale}");
+        let (k, end) = committed(&log, QUEUE);
+        assert!(k == 1 && end <= refused_from, "nothing is dropped");
+        let shown = sink.status.queue(QUEUE).t_end().expect("it committed").0;
+        assert_eq!(shown, end, "lag counts from there");
+
+        bucket.plan(|_| Do::Go);
+        eventually("the window", || committed(&log, QUEUE).0 == 2).await;
+        eventually("green health", || health().ok).await;
+        assert_eq!(sink.status.queue(QUEUE).lost.load(Relaxed), 0);
+        sink.stop().await;
+        assert_eq!(records(&bucket), log.records(QUEUE));
+    });
+}
