@@ -1,6 +1,7 @@
 //! Every request that the sink makes of the S3 API: its form, its headers, and that it is counted.
 
 use std::future::IntoFuture;
+use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -306,5 +307,59 @@ async fn a_wish_to_wait_is_kept_in_seconds_and_as_a_date() {
         let (bucket, _, _) = store(Sse::Unset, Some(answer)).await;
         let error = bucket.list("queen/", None).await.expect_err("it is busy");
         assert_eq!(error.retry_after(), wait);
+    }
+}
+
+/// What this thread logs.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut log = self.0.lock().expect("no holder panics");
+        log.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn an_etag_that_integrity_is_not_defined_over_is_told_at_debug_and_is_no_failure() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter("queen_s3=debug")
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let opaque: fn() -> Response = || {
+        let completed = "<CompleteMultipartUploadResult><ETag>&quot;opaque&quot;</ETag>\
+                         </CompleteMultipartUploadResult>";
+        let mut response = completed.into_response();
+        let etag = HeaderValue::from_static("\"opaque\"");
+        response.headers_mut().insert("etag", etag);
+        response
+    };
+    let (bucket, _, _) = store(Sse::Unset, Some(opaque)).await;
+    let body = ObjectBody {
+        pieces: vec![Bytes::from_static(b"x")],
+        md5: Md5::digest(b"x").into(),
+    };
+    bucket.put("queen/k", body).await.expect("it is taken");
+    let etags = ["\"1\"".to_owned()];
+    let completed = bucket.complete_multipart("queen/k", "u", &etags).await;
+    completed.expect("it is taken");
+    let bytes = log.0.lock().expect("no holder panics");
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    let [put, complete] = lines[..] else {
+        panic!("{text}");
+    };
+    for (line, said) in [(put, "no MD5"), (complete, "no count of parts")] {
+        assert!(line.contains("DEBUG") && line.contains(said), "{line}");
     }
 }

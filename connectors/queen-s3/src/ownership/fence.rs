@@ -1,9 +1,8 @@
 //! The fence: every lease, intent and pointer write of one owner, one at a time.
 
 use std::future::Future;
-use std::sync::Mutex as StdMutex;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex as StdMutex, PoisonError};
 use std::time::Duration;
 
 use queen_protocol::kv::{Expiry, KvOperation};
@@ -16,6 +15,7 @@ use super::{Documents, Owner, present, to_value, version};
 use crate::broker::{BrokerError, BrokerErrorKind, KvAnswer};
 use crate::lake::documents::{CommitPointer, Intent, LeaseDocument};
 use crate::limits::{KV_NAMESPACE, LEASE_CALL_LEAST, RETRY_MAX};
+use crate::observe::sampled::Sampled;
 use crate::retry::Backoff;
 
 /// The queue is no longer this process's: every work on it ends at once.
@@ -38,6 +38,8 @@ pub struct Fence {
     /// Sending time of the last lease write that is known to have happened.
     confirmed: StdMutex<Duration>,
     refreshed: Notify,
+    /// Failed calls, of which not each is worth a line.
+    failures: StdMutex<Sampled>,
 }
 
 struct State {
@@ -116,6 +118,7 @@ impl Fence {
             }),
             confirmed: StdMutex::new(sent),
             refreshed: Notify::new(),
+            failures: StdMutex::default(),
         }
     }
 
@@ -426,6 +429,16 @@ impl Fence {
     }
 
     fn report(&self, error: &BrokerError) {
-        warn!(%error, "the lease or a commit document could not be written; trying again");
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        // A store that answers reads and refuses writes goes on failing: no answer ends the quiet.
+        if let Some(suppressed) = failures.failure() {
+            let lease = self.owner.keys.lease();
+            warn!(
+                lease,
+                %error,
+                suppressed,
+                "the lease or a commit document could not be written; trying again"
+            );
+        }
     }
 }

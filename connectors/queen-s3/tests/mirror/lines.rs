@@ -156,3 +156,28 @@ fn a_bucket_that_refuses_for_an_hour_is_a_line_a_minute_at_most() {
         sink.kill();
     });
 }
+
+#[test]
+fn a_store_of_documents_that_is_away_for_an_hour_is_a_line_a_minute_and_waited_for() {
+    in_virtual_time(async {
+        let (lines, _guard) = Lines::start();
+        let (log, bucket) = (a_log(), Arc::<MemoryBucket>::default());
+        log.create("orders");
+        log.write("orders", &Name::from("p"), TEN, 1);
+        let sink = Sink::start(&log, &bucket, &["orders"], &Options::new());
+        eventually("a window", || committed(&log, "orders").0 == 1).await;
+        log.hang_up(true);
+        tokio::time::sleep(Duration::from_secs(3_600)).await;
+        let said = lines.with("could not be written");
+        assert!((30..=61).contains(&said.len()), "{} lines", said.len());
+        assert!(
+            said[0].contains("lease=\"s3:main:orders:lease\""),
+            "{said:?}"
+        );
+        log.hang_up(false);
+        let written = log.now();
+        log.write("orders", &Name::from("p"), written, 1);
+        eventually("its record", || committed(&log, "orders").1 > written).await;
+        sink.stop().await;
+    });
+}

@@ -123,6 +123,7 @@ pub struct Log {
     payload: Payload,
     safe_lag: i64,
     degraded: AtomicBool,
+    silent: AtomicBool,
 }
 
 /// A line of a listing.
@@ -157,6 +158,7 @@ impl Log {
             payload,
             safe_lag: SAFE_LAG,
             degraded: AtomicBool::new(false),
+            silent: AtomicBool::new(false),
         })
     }
 
@@ -232,6 +234,11 @@ impl Log {
     /// Sees, or no longer sees, every session of its database.
     pub fn degrade(&self, degraded: bool) {
         self.degraded.store(degraded, Ordering::Relaxed);
+    }
+
+    /// Answers no key/value batch any more, or does so again.
+    pub fn hang_up(&self, silent: bool) {
+        self.silent.store(silent, Ordering::Relaxed);
     }
 
     /// Whether it does not see every session.
@@ -387,6 +394,9 @@ impl Log {
 
     /// Carries out a key/value batch.
     pub fn kv(&self, operations: &[KvOperation]) -> Result<KvAnswer, String> {
+        if self.silent.load(Ordering::Relaxed) {
+            return Err("nobody answers".to_owned());
+        }
         let now = self.now();
         let mut state = self.state();
         let claims = |one: &&KvOperation| one.op == KvOpKind::PutIfAbsent;
