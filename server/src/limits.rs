@@ -165,6 +165,11 @@ pub const POP_WAIT_MAX: Duration = Duration::from_secs(60);
 pub const POP_WAIT_DEFAULT: Duration = Duration::from_secs(30);
 /// A parked pop looks again at least this often, whatever it was told.
 pub const POP_RECHECK: Duration = Duration::from_secs(5);
+/// A pop that was told of something due waits at least this long before it looks.
+pub const POP_WAKE_MIN: Duration = Duration::from_millis(20);
+/// How long what is settled at delivery is kept from others while it is rendered, in seconds: more
+/// than a session and a statement may take.
+pub const DELIVERY_LEASE_SECONDS: i32 = 60;
 /// Partitions that one look of a pop finds nothing in before it lets go of its session.
 pub const POP_LOOKS: i32 = 200;
 /// How long a pop that does not wait goes on while there are partitions that it has not looked at.

@@ -163,7 +163,8 @@ pub struct Subscribed {
     rows_updated: u64,
 }
 
-/// Changes where a group begins in partitions that it has not looked at yet, in all of its queues.
+/// Changes where a group begins in partitions that it has not looked at yet, in all of its queues. For
+/// one that has begun, an instant to come means now: it is not stopped by it.
 ///
 /// # Errors
 ///
@@ -175,7 +176,10 @@ pub async fn subscribe_from(
     text: String,
     since: Timestamp,
 ) -> Result<Subscribed, ApiError> {
-    const CHANGE: &str = "UPDATE queen.groups SET since = $3 WHERE tenant = $1 AND name = $2";
+    const CHANGE: &str = "
+        UPDATE queen.groups
+        SET since = CASE WHEN since > clock_timestamp() THEN $3 ELSE least($3, clock_timestamp()) END
+        WHERE tenant = $1 AND name = $2";
     let client = broker.database.client().await?;
     let statement = client.prepare_cached(CHANGE).await?;
     let rows_updated = client

@@ -92,16 +92,26 @@ pub async fn extend(
     })
 }
 
-/// Gives a lease back that nobody was told of.
+/// Gives a lease back that nobody was told of, and tells those who wait.
 ///
 /// # Errors
 ///
 /// `503` or `500` from the database: it ends by itself then.
-pub async fn release(broker: &Broker, lease: Uuid) -> Result<(), ApiError> {
+pub async fn release(broker: &Broker, tenant: Uuid, lease: Uuid) -> Result<(), ApiError> {
     const RELEASE: &str = "
-        UPDATE queen.cursors SET lease_id = NULL, due = clock_timestamp() WHERE lease_id = $1";
+        WITH released AS (
+            UPDATE queen.cursors SET lease_id = NULL, due = clock_timestamp()
+            WHERE lease_id = $1 RETURNING partition_id
+        )
+        SELECT DISTINCT q.name FROM released r
+        JOIN queen.partitions p ON p.id = r.partition_id
+        JOIN queen.queues q ON q.id = p.queue_id AND q.tenant = $2";
     let client = broker.database.client().await?;
     let statement = client.prepare_cached(RELEASE).await?;
-    client.execute(&statement, &[&lease]).await?;
+    for row in client.query(&statement, &[&lease, &tenant]).await? {
+        let queue: String = row.get(0);
+        broker.waiters.wake_consumers(tenant, &queue);
+        broker.outbox.note_released(tenant, &queue);
+    }
     Ok(())
 }

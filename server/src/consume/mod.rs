@@ -7,6 +7,7 @@
 
 pub mod ack;
 pub mod dead_letters;
+mod delivered;
 pub mod groups;
 pub mod ids;
 pub mod lease;

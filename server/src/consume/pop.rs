@@ -12,14 +12,15 @@ use uuid::Uuid;
 
 use crate::admission::{Lane, Slot};
 use crate::broker::Broker;
+use crate::consume::delivered::{Delivered, Settled};
 use crate::consume::lease;
 use crate::consume::request::{From, PopRequest, Since};
 use crate::consume::segments::{Opener, block_of};
 use crate::error::ApiError;
 use crate::http::json;
 use crate::limits::{
-    INLINE_WORK_BYTES, POP_LOOKS, POP_PATIENCE, POP_QUEUES, POP_RAW_BYTES, POP_RECHECK,
-    PUSH_ATTEMPTS, UNREADABLE_PAUSE,
+    DELIVERY_LEASE_SECONDS, INLINE_WORK_BYTES, POP_LOOKS, POP_PATIENCE, POP_QUEUES, POP_RAW_BYTES,
+    POP_RECHECK, POP_WAKE_MIN, PUSH_ATTEMPTS, UNREADABLE_PAUSE,
 };
 use crate::log::codec::Damage;
 use crate::log::push::message_id;
@@ -134,17 +135,25 @@ async fn guarded_look(
         let lease = Uuid::new_v4();
         let found = look(&broker, tenant, &request, lease, queues).await;
         drop(slot);
+        // Whatever was taken before the look failed is nobody's.
+        if found.is_err() {
+            give_back(&broker, tenant, lease).await;
+        }
         if let Err(Ok(unsent)) = send.send(found)
             && unsent.popped.is_some()
-            && !request.auto_ack
-            && let Err(error) = lease::release(&broker, lease).await
         {
-            tracing::warn!(%error, "a lease whose client went away ends by itself");
+            give_back(&broker, tenant, lease).await;
         }
     });
     receive
         .await
         .map_err(|_| ApiError::Internal("a pop ended without an answer".into()))?
+}
+
+async fn give_back(broker: &Broker, tenant: Uuid, lease: Uuid) {
+    if let Err(error) = lease::release(broker, tenant, lease).await {
+        tracing::warn!(%error, "a lease that nobody was told of ends by itself");
+    }
 }
 
 async fn look(
@@ -176,9 +185,13 @@ async fn look(
             continue;
         }
         match deliver(broker, tenant, request, lease, queue, taken).await {
-            Ok(popped) => {
+            Ok(Some(popped)) => {
                 all.popped = Some(popped);
                 return Ok(all);
+            }
+            Ok(None) => {
+                give_back(broker, tenant, lease).await;
+                all.again = true;
             }
             Err(error @ ApiError::Unreadable(_)) => unreadable = Some(error),
             Err(error) => return Err(error),
@@ -210,7 +223,11 @@ async fn take(
         From::Queue(_, partition) => partition.as_deref(),
         From::Discovery { .. } => None,
     };
-    let lease = (!request.auto_ack).then_some(lease);
+    let lease_seconds = if request.auto_ack {
+        Some(DELIVERY_LEASE_SECONDS)
+    } else {
+        request.lease_seconds
+    };
     let mut attempt = 1;
     loop {
         let statement = client.prepare_cached(POP).await?;
@@ -223,7 +240,7 @@ async fn take(
                     &partition,
                     &request.group,
                     &lease,
-                    &request.lease_seconds,
+                    &lease_seconds,
                     &request.batch,
                     &request.width,
                     &POP_RAW_BYTES,
@@ -254,7 +271,9 @@ async fn take(
                 again: last.get(12),
                 wake: last
                     .get::<_, Option<i64>>(13)
-                    .map(|millis| Duration::from_millis(millis.max(1).unsigned_abs())),
+                    .map(|millis| Duration::from_millis(millis.max(0).unsigned_abs()))
+                    // Due already, it is in the hands of another pop.
+                    .map(|wake| wake.max(POP_WAKE_MIN)),
             });
         }
         // A group that begins at the start misses nothing of a queue that is not there yet.
@@ -338,7 +357,8 @@ struct Cut {
     upto: i64,
 }
 
-/// Renders what was taken, and gives back what cannot be read.
+/// Renders what was taken, and gives back what cannot be read. `None` when it was to be settled with
+/// that and is no longer this pop's.
 async fn deliver(
     broker: &Broker,
     tenant: Uuid,
@@ -346,13 +366,18 @@ async fn deliver(
     lease: Uuid,
     queue: String,
     taken: Taken,
-) -> Result<Popped, ApiError> {
+) -> Result<Option<Popped>, ApiError> {
     const CUT: &str = "SELECT queen.cut($1, $2, $3, $4, $5, $6, $7)";
     let segments: Vec<Segment> = taken.rows.into_iter().map(Segment::of).collect();
     let stored: usize = segments.iter().map(|segment| segment.raw_bytes).sum();
+    let mut delivered = Delivered::of(
+        segments
+            .iter()
+            .map(|segment| (segment.partition_id, segment.to)),
+    );
     let renderer = Renderer {
         tenant,
-        queue,
+        queue: queue.clone(),
         group: request.group.clone(),
         lease: (!request.auto_ack).then_some(lease),
         autopilot: request.autopilot.then_some((request.width, request.batch)),
@@ -364,10 +389,21 @@ async fn deliver(
     } else {
         tokio::task::spawn_blocking(move || renderer.render(&segments)).await?
     };
-    if !rendered.cuts.is_empty() {
+    if request.auto_ack {
+        for cut in &rendered.cuts {
+            delivered.end_at(cut.partition_id, cut.upto);
+        }
+        match delivered.settle(broker, lease, taken.group).await? {
+            Settled::Lost => return Ok(None),
+            Settled::More => {
+                broker.waiters.wake_consumers(tenant, &queue);
+                broker.outbox.note_released(tenant, &queue);
+            }
+            Settled::All => {}
+        }
+    } else if !rendered.cuts.is_empty() {
         let client = broker.database.client().await?;
         let statement = client.prepare_cached(CUT).await?;
-        let lease = (!request.auto_ack).then_some(lease);
         let pause = UNREADABLE_PAUSE.as_millis() as i32;
         for cut in &rendered.cuts {
             let Cut {
@@ -386,7 +422,7 @@ async fn deliver(
     }
     match rendered.unreadable {
         Some(place) if rendered.popped.records == 0 => Err(ApiError::Unreadable(place)),
-        _ => Ok(rendered.popped),
+        _ => Ok(Some(rendered.popped)),
     }
 }
 

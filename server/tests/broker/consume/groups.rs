@@ -215,3 +215,32 @@ async fn deleting_a_queue_takes_groups_cursors_and_dead_letters_along() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_group_that_begins_later_gets_nothing_from_before() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["0"]).await;
+    let later = "2999-01-01T00:00:00Z";
+    let subscribed = format!("/queue/q?consumerGroup=subscribed&subscriptionFrom={later}");
+    let moved = "/queue/q?consumerGroup=moved&subscriptionMode=all";
+    assert_eq!(numbers(&pop(&fixture, moved).await), [0]);
+    let seek = json!({ "timestamp": later }).to_string();
+    let route = "/api/v1/consumer-groups/moved/queues/q/seek";
+    assert_eq!(fixture.post(route, seek).await.status, 200);
+    assert!(pop(&fixture, &subscribed).await.is_empty());
+    fixture.push("q", "p", &["1"]).await;
+    fixture.push("q", "new", &["1"]).await;
+    for path in [subscribed.as_str(), moved] {
+        assert!(pop(&fixture, path).await.is_empty(), "{path}");
+    }
+    // The instant comes.
+    let session = fixture.session().await;
+    session
+        .batch_execute("UPDATE queen.groups SET since = clock_timestamp()")
+        .await
+        .unwrap();
+    fixture.push("q", "p", &["2"]).await;
+    for path in [subscribed.as_str(), moved] {
+        assert_eq!(numbers(&pop(&fixture, path).await), [2], "{path}");
+    }
+}

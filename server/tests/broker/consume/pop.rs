@@ -137,6 +137,56 @@ async fn who_settles_at_delivery_holds_no_lease_and_sees_nothing_twice() {
 }
 
 #[tokio::test]
+async fn what_was_not_delivered_is_not_settled_at_delivery() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["1", "2"]).await;
+    let session = fixture.session().await;
+    let rename = async |from: &str, to: &str| {
+        let statement = format!("ALTER FUNCTION queen.{from} RENAME TO {to}");
+        session.batch_execute(&statement).await.unwrap();
+    };
+    // The broker fails after it has taken the records and before it has answered.
+    rename("settle_delivered", "away").await;
+    let failed = pop_answer(&fixture.broker, "/queue/q?autoAck=true&wait=false").await;
+    assert_eq!(failed.status, 500, "{}", failed.text);
+    rename("away", "settle_delivered").await;
+    let messages = pop(&fixture, "/queue/q?autoAck=true").await;
+    assert_eq!(numbers(&messages), [1, 2]);
+}
+
+#[tokio::test]
+async fn a_parked_pop_is_woken_for_what_another_left_when_it_settled_at_delivery() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["1", "2"]).await;
+    assert!(pop(&fixture, "/queue/q?consumerGroup=g").await.is_empty());
+    fixture.push("q", "p", &["3", "4"]).await;
+    let mut session = fixture.session().await;
+    let held = session.transaction().await.unwrap();
+    held.batch_execute("SELECT 1 FROM queen.cursors FOR UPDATE")
+        .await
+        .unwrap();
+    let path = "/queue/q?consumerGroup=g&autoAck=true&batch=1&timeout=30000";
+    let parked = async {
+        let messages = pop_from(&fixture.broker, path).await;
+        assert_eq!(numbers(&messages), [4]);
+    };
+    let taking = async {
+        fixture.until_parked(1).await;
+        held.commit().await.unwrap();
+        let begun = Instant::now();
+        let messages = pop(&fixture, "/queue/q?consumerGroup=g&autoAck=true&batch=1").await;
+        assert_eq!(numbers(&messages), [3]);
+        begun
+    };
+    let ((), begun) = tokio::join!(parked, taking);
+    assert!(
+        begun.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+#[tokio::test]
 async fn a_parked_pop_is_woken_by_a_push_and_holds_neither_session_nor_slot() {
     let fixture = Fixture::start().await;
     configure(&fixture, "q", json!({})).await;

@@ -160,3 +160,20 @@ async fn a_lost_key_is_an_error_and_other_partitions_go_on() {
     let owner = pop_from(&fixture.broker, "/queue/q/partition/sealed?timeout=30000").await;
     assert_eq!(numbers(&owner), [1]);
 }
+
+#[tokio::test]
+async fn a_pop_that_fails_gives_back_what_it_took() {
+    let fixture = Fixture::with(&[(NAME, KEY)], &[]).await;
+    configure(&fixture, "q", json!({"encryptionEnabled": true})).await;
+    fixture.push("q", "p", &["1"]).await;
+    let keyless = fixture.another(&[]).await;
+    // Without its function, what is to happen after the records were taken fails.
+    let session = fixture.session().await;
+    session
+        .batch_execute("ALTER FUNCTION queen.cut RENAME TO cut_away")
+        .await
+        .unwrap();
+    let failed = pop_answer(&keyless, "/queue/q?wait=false&leaseSeconds=300").await;
+    assert_eq!(failed.status, 500, "{}", failed.text);
+    assert_eq!(numbers(&pop(&fixture, "/queue/q?").await), [1]);
+}
