@@ -70,6 +70,8 @@ pub enum Verdict {
 
 /// The lease that an acknowledgment names does not hold.
 pub const NO_LEASE: &str = "invalid or expired lease";
+/// A rejection names no lease, and one holds: it may be another consumer's, who works on the record.
+pub const NAMELESS: &str = "a lease holds on this partition: name it (leaseId) to reject";
 /// The record is none of those that the group took last from the partition.
 pub const UNRESOLVABLE: &str =
     "unresolvable transactionId: not among the records this group took last from this partition";
@@ -189,6 +191,15 @@ fn place(cursor: &Cursor, item: &Item, placed: &[(i64, usize)]) -> Result<i64, V
         && !(cursor.live && lease.is_ok() && lease.ok() == cursor.lease)
     {
         return Err(Verdict::Refused(NO_LEASE));
+    }
+    // A rejection gives the lease back. Who does not name the one that holds may be someone whose own
+    // has ended.
+    if item.lease.is_none()
+        && matches!(item.status, Status::Failed | Status::Retry)
+        && cursor.live
+        && cursor.lease.is_some()
+    {
+        return Err(Verdict::Refused(NAMELESS));
     }
     // An id that was pushed more than once stands for its records one after the other.
     let open = item
@@ -313,6 +324,20 @@ mod tests {
             (&ended, nameless, Verdict::Done),
         ] {
             assert_eq!(settle(cursor, Some(3), &[item]).1, [verdict]);
+        }
+    }
+
+    #[test]
+    fn a_rejection_that_names_no_lease_gives_none_back() {
+        for status in [Status::Failed, Status::Retry] {
+            let mut nameless = item(status, 10);
+            nameless.lease = None;
+            let (change, verdicts) = settle(&cursor(), Some(3), std::slice::from_ref(&nameless));
+            assert_eq!(verdicts, [Verdict::Refused(NAMELESS)]);
+            assert!(!change.moves(&cursor()));
+            let mut ended = cursor();
+            ended.live = false;
+            assert_eq!(settle(&ended, Some(3), &[nameless]).1, [Verdict::Done]);
         }
     }
 
