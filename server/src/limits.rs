@@ -182,6 +182,9 @@ pub const UNREADABLE_PAUSE: Duration = Duration::from_secs(5);
 pub const ACK_ITEMS: usize = 10_000;
 /// How often an ack is worked out anew when a cursor has moved meanwhile.
 pub const ACK_ATTEMPTS: usize = 8;
+/// Bytes before compression that one call copies to the dead letters, and the record that exceeds
+/// them: all that one pop gives fits.
+pub const ACK_DEAD_RAW_BYTES: usize = 64 * MIB;
 /// Longest reason that is kept with a dead letter, in bytes.
 pub const REASON_MAX_BYTES: usize = 4_096;
 /// Ids of records that a broker remembers: 8 bytes each.
@@ -190,6 +193,10 @@ pub const REMEMBERED_IDS: usize = 4_000_000;
 pub const LEASE_EXTENSION_DEFAULT_SECONDS: i32 = 60;
 /// Dead letters of one page at most.
 pub const DEAD_LETTERS_PAGE_MAX: i64 = 1_000;
+/// Bytes before compression of one page; the first dead letter always comes.
+pub const DEAD_LETTERS_PAGE_RAW_BYTES: i64 = 32 * MIB as i64;
+/// Dead letters that are counted: `total` says no more than this.
+pub const DEAD_LETTERS_COUNTED: i64 = 100_000;
 /// Dead letters of one page when the request does not say.
 pub const DEAD_LETTERS_PAGE_DEFAULT: i64 = 100;
 

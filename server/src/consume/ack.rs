@@ -10,15 +10,14 @@ use uuid::Uuid;
 
 use crate::broker::Broker;
 use crate::consume::QUEUE_MODE;
+use crate::consume::dead::{Dead, Death, Origin};
 use crate::consume::ids::{self, Known, SegmentIds};
-use crate::consume::segments::{OneRecord, Opener, block_of, partition_id};
+use crate::consume::segments::{Opener, load, partition_id};
 use crate::consume::verdict::{Change, Cursor, Item, Status, UNRESOLVABLE, Verdict, settle};
 use crate::error::ApiError;
 use crate::http::json;
 use crate::limits::{ACK_ATTEMPTS, ACK_ITEMS, REASON_MAX_BYTES};
-use crate::log::seal::{Place, Vault, is_sealed};
 use crate::name::check_name;
-use crate::timestamp::Timestamp;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -135,6 +134,9 @@ fn reason(mut text: String) -> String {
     text
 }
 
+/// Why a record that was given up on is no dead letter.
+const NOT_KEPT: &str = "no dead letter: retention had deleted the record";
+
 /// The answer to one acknowledgment.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -248,14 +250,18 @@ async fn attempt_ack(
             moves.push((state, change, indexes));
         }
     }
-    let more = write(client, broker, tenant, request, &moves).await?;
+    let written = write(client, broker, tenant, request, &moves).await?;
+    for &index in &written.gone {
+        acked.answers[index].not_kept();
+    }
     for (state, change, _) in &moves {
         acked.settled += (change.next - state.cursor.next).unsigned_abs();
         acked.dead += change.dead.len() as u64;
-        if more && change.release {
+        if written.more && change.release {
             acked.released.push(state.queue.clone());
         }
     }
+    acked.dead -= written.gone.len() as u64;
     acked.released.sort_unstable();
     acked.released.dedup();
     Ok(acked)
@@ -284,6 +290,12 @@ impl Answer {
         self.noop = verdict == Verdict::Noop;
         self.dlq = verdict == Verdict::DeadLetter;
         self.lease_released = released && matches!(verdict, Verdict::Done | Verdict::DeadLetter);
+    }
+
+    /// It is settled, and there is no dead letter of it.
+    fn not_kept(&mut self) {
+        self.dlq = false;
+        self.error = Some(NOT_KEPT);
     }
 }
 
@@ -345,61 +357,6 @@ async fn read(
         .collect())
 }
 
-/// A segment with its block.
-struct Stored {
-    partition_id: i64,
-    base_offset: i64,
-    ts: Timestamp,
-    records: usize,
-    raw_bytes: usize,
-    row: tokio_postgres::Row,
-}
-
-impl Stored {
-    fn block(&self) -> &[u8] {
-        block_of(&self.row, 5)
-    }
-
-    fn place<'a>(&self, tenant: Uuid, state: &'a State) -> Place<'a> {
-        Place {
-            tenant,
-            queue: &state.queue,
-            partition: &state.partition,
-            records: self.records,
-            raw_bytes: self.raw_bytes,
-        }
-    }
-}
-
-/// The segments that hold offsets `from` to `to - 1` of a partition.
-async fn load(
-    client: &Object,
-    partition: i64,
-    from: i64,
-    to: i64,
-) -> Result<Vec<Stored>, ApiError> {
-    const LOAD: &str = "
-        SELECT g.partition_id, g.base_offset, g.ts, g.records, g.raw_bytes, g.block
-        FROM queen.segments g
-        WHERE g.partition_id = $1 AND g.base_offset < $3 AND g.base_offset >= coalesce((
-            SELECT max(h.base_offset) FROM queen.segments h
-            WHERE h.partition_id = $1 AND h.base_offset <= $2), $2)
-        ORDER BY g.base_offset";
-    let statement = client.prepare_cached(LOAD).await?;
-    let rows = client.query(&statement, &[&partition, &from, &to]).await?;
-    Ok(rows
-        .into_iter()
-        .map(|row| Stored {
-            partition_id: row.get(0),
-            base_offset: row.get(1),
-            ts: row.get(2),
-            records: row.get::<_, i32>(3).unsigned_abs() as usize,
-            raw_bytes: row.get::<_, i32>(4).unsigned_abs() as usize,
-            row,
-        })
-        .collect())
-}
-
 /// The ids of what was taken last; what retention has deleted since is left out.
 async fn known(
     client: &Object,
@@ -418,7 +375,10 @@ async fn known(
     let mut known = Known::new();
     for segment in load(client, state.partition_id, from, to).await? {
         let records = opener
-            .open(segment.block(), segment.place(tenant, state))
+            .open(
+                segment.block(),
+                segment.place(tenant, &state.queue, &state.partition),
+            )
             .map_err(|damage| unreadable(state, segment.base_offset, &damage))?;
         let fingerprints = records
             .iter()
@@ -440,97 +400,49 @@ fn unreadable(state: &State, offset: i64, damage: &crate::log::codec::Damage) ->
     ))
 }
 
-/// Dead letters, column by column as the database takes them.
+/// What the move of cursors came to.
 #[derive(Default)]
-struct Dead {
-    queue: Vec<i64>,
-    life: Vec<Uuid>,
-    partition: Vec<String>,
-    group: Vec<String>,
-    offset: Vec<i64>,
-    hash: Vec<Uuid>,
-    ts: Vec<Timestamp>,
-    failures: Vec<i32>,
-    reason: Vec<Option<String>>,
-    raw: Vec<i32>,
-    block: Vec<Vec<u8>>,
+struct Written {
+    /// There is more to take where a lease was given back.
+    more: bool,
+    /// Acknowledgments whose records could no longer be kept as dead letters.
+    gone: Vec<usize>,
 }
 
-impl Dead {
-    /// Copies a record out of the log. One that retention has deleted meanwhile is beyond saving.
-    async fn push(
-        &mut self,
-        client: &Object,
-        vault: &Vault,
-        tenant: Uuid,
-        group: &str,
-        state: &State,
-        (offset, failures, reason): (i64, i32, Option<&String>),
-    ) -> Result<(), ApiError> {
-        let segments = load(client, state.partition_id, offset, offset + 1).await?;
-        let holds = |segment: &&Stored| {
-            (0..segment.records as i64).contains(&(offset - segment.base_offset))
-        };
-        let Some(segment) = segments.iter().find(holds) else {
-            tracing::warn!(
-                queue = state.queue,
-                partition = state.partition,
-                offset,
-                "retention deleted a record before it became a dead letter"
-            );
-            return Ok(());
-        };
-        let key = vault.key().map(Arc::as_ref);
-        let place = segment.place(tenant, state);
-        let mut opener = Opener::new(key);
-        let failed = |damage| unreadable(state, offset, &damage);
-        let records = opener.open(segment.block(), place).map_err(failed)?;
-        let record = records[(offset - segment.base_offset) as usize];
-        let copy = OneRecord::copy(record, segment.block(), place, key).map_err(failed)?;
-        let secret = key.filter(|_| is_sealed(segment.block()));
-        self.queue.push(state.queue_id);
-        self.life.push(state.life);
-        self.partition.push(state.partition.clone());
-        self.group.push(group.to_owned());
-        self.offset.push(offset);
-        self.hash.push(ids::stored_hash(record.id, secret));
-        self.ts.push(segment.ts);
-        self.failures.push(failures);
-        self.reason.push(reason.cloned());
-        // A record is smaller than a body, and so below 1 GiB.
-        self.raw.push(copy.raw_bytes as i32);
-        self.block.push(copy.block);
-        Ok(())
-    }
-}
-
-/// Whether there is more to take where a lease was given back.
 async fn write(
     client: &Object,
     broker: &Broker,
     tenant: Uuid,
     request: &AckRequest,
     moves: &[(&State, Change, &[usize])],
-) -> Result<bool, Failure> {
+) -> Result<Written, Failure> {
     const SETTLE: &str = "
         SELECT queen.settle($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15,$16,$17,$18,$19,$20,$21)";
     if moves.is_empty() {
-        return Ok(false);
+        return Ok(Written::default());
     }
     let mut dead = Dead::default();
     for (state, change, indexes) in moves {
-        for &(offset, item, failures) in &change.dead {
-            let reason = request.acks[indexes[item]].reason.as_ref();
-            dead.push(
-                client,
-                &broker.vault,
-                tenant,
-                &request.group,
-                state,
-                (offset, failures, reason),
-            )
+        let origin = Origin {
+            tenant,
+            queue_id: state.queue_id,
+            queue: state.queue.clone(),
+            partition_id: state.partition_id,
+            partition: state.partition.clone(),
+            life: state.life,
+        };
+        let deaths: Vec<Death> = change
+            .dead
+            .iter()
+            .map(|&(offset, item, failures)| Death {
+                offset,
+                ack: indexes[item],
+                failures,
+                reason: request.acks[indexes[item]].reason.clone(),
+            })
+            .collect();
+        dead.copy(client, &broker.vault, &request.group, &origin, &deaths)
             .await?;
-        }
     }
     fn column<'m, T>(
         moves: &'m [(&State, Change, &[usize])],
@@ -574,7 +486,10 @@ async fn write(
         )
         .await;
     match outcome {
-        Ok(row) => Ok(row.get(0)),
+        Ok(row) => Ok(Written {
+            more: row.get(0),
+            gone: dead.gone,
+        }),
         Err(error)
             if error.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE)
                 || error.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED) =>

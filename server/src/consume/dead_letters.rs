@@ -1,9 +1,8 @@
 //! Dead letters: records that were given up on.
 
-use std::sync::Arc;
-
 use serde::Serialize;
 use serde_json::value::RawValue;
+use tokio_postgres::Row;
 use uuid::Uuid;
 
 use crate::broker::Broker;
@@ -11,9 +10,12 @@ use crate::consume::ids::stored_hash;
 use crate::consume::segments::{Opener, block_of, partition_id};
 use crate::error::ApiError;
 use crate::http::json;
-use crate::limits::{DEAD_LETTERS_PAGE_DEFAULT, DEAD_LETTERS_PAGE_MAX};
+use crate::limits::{
+    DEAD_LETTERS_COUNTED, DEAD_LETTERS_PAGE_DEFAULT, DEAD_LETTERS_PAGE_MAX,
+    DEAD_LETTERS_PAGE_RAW_BYTES,
+};
 use crate::log::push::message_id;
-use crate::log::seal::Place;
+use crate::log::seal::{Place, SealKey};
 use crate::timestamp::Timestamp;
 
 /// Which dead letters to list.
@@ -85,21 +87,33 @@ struct DeadLetter {
     failed_at: Timestamp,
 }
 
-/// Lists dead letters, the latest first.
+/// Lists dead letters, the latest first: fewer than `limit` when their bytes fill a page before.
 ///
 /// # Errors
 ///
 /// `503` when one of them cannot be read, `503` or `500` from the database.
 pub async fn list(broker: &Broker, tenant: Uuid, filter: &Filter) -> Result<Page, ApiError> {
     const TOTAL: &str = "
-        SELECT count(*) FROM queen.dead_letters d JOIN queen.queues q ON q.id = d.queue_id
-        WHERE q.tenant = $1 AND ($2::text IS NULL OR q.name = $2) AND ($3::text IS NULL OR d.group_name = $3)";
+        SELECT count(*) FROM (
+            SELECT 1 FROM queen.dead_letters d JOIN queen.queues q ON q.id = d.queue_id
+            WHERE q.tenant = $1 AND ($2::text IS NULL OR q.name = $2) AND ($3::text IS NULL OR d.group_name = $3)
+            LIMIT $4
+        ) counted";
+    // Blocks are read of those that fit alone.
     const LIST: &str = "
-        SELECT q.name, d.life, d.partition, d.group_name, d.record_offset, d.ts, d.failures, d.reason,
+        WITH page AS MATERIALIZED (
+            SELECT d.id, q.name, d.raw_bytes FROM queen.dead_letters d JOIN queen.queues q ON q.id = d.queue_id
+            WHERE q.tenant = $1 AND ($2::text IS NULL OR q.name = $2) AND ($3::text IS NULL OR d.group_name = $3)
+            ORDER BY d.id DESC LIMIT $4 OFFSET $5
+        ), sized AS MATERIALIZED (
+            SELECT p.id, p.name, row_number() OVER w AS at, sum(p.raw_bytes::bigint) OVER w AS upto
+            FROM page p WINDOW w AS (ORDER BY p.id DESC)
+        )
+        SELECT s.name, d.life, d.partition, d.group_name, d.record_offset, d.ts, d.failures, d.reason,
                d.failed_at, d.raw_bytes, d.block
-        FROM queen.dead_letters d JOIN queen.queues q ON q.id = d.queue_id
-        WHERE q.tenant = $1 AND ($2::text IS NULL OR q.name = $2) AND ($3::text IS NULL OR d.group_name = $3)
-        ORDER BY d.id DESC LIMIT $4 OFFSET $5";
+        FROM sized s JOIN queen.dead_letters d ON d.id = s.id
+        WHERE s.at = 1 OR s.upto <= $6::int8
+        ORDER BY d.id DESC";
     let Filter {
         queue,
         group,
@@ -109,17 +123,45 @@ pub async fn list(broker: &Broker, tenant: Uuid, filter: &Filter) -> Result<Page
     let client = broker.database.client().await?;
     let statement = client.prepare_cached(TOTAL).await?;
     let total = client
-        .query_one(&statement, &[&tenant, queue, group])
+        .query_one(&statement, &[&tenant, queue, group, &DEAD_LETTERS_COUNTED])
         .await?
         .get(0);
     let statement = client.prepare_cached(LIST).await?;
     let rows = client
-        .query(&statement, &[&tenant, queue, group, limit, offset])
+        .query(
+            &statement,
+            &[
+                &tenant,
+                queue,
+                group,
+                limit,
+                offset,
+                &DEAD_LETTERS_PAGE_RAW_BYTES,
+            ],
+        )
         .await?;
     drop(client);
-    let mut opener = Opener::new(broker.vault.key().map(Arc::as_ref));
+    let key = broker.vault.key().cloned();
+    let messages =
+        tokio::task::spawn_blocking(move || messages(tenant, &rows, key.as_deref())).await??;
+    Ok(Page {
+        messages,
+        pagination: Pagination {
+            limit: *limit,
+            offset: *offset,
+        },
+        total,
+    })
+}
+
+fn messages(
+    tenant: Uuid,
+    rows: &[Row],
+    key: Option<&SealKey>,
+) -> Result<Vec<DeadLetter>, ApiError> {
+    let mut opener = Opener::new(key);
     let mut messages = Vec::with_capacity(rows.len());
-    for row in &rows {
+    for row in rows {
         let (queue, partition): (String, String) = (row.get(0), row.get(2));
         let (life, record_offset): (Uuid, i64) = (row.get(1), row.get(4));
         let unreadable = |reason: String| {
@@ -157,14 +199,7 @@ pub async fn list(broker: &Broker, tenant: Uuid, filter: &Filter) -> Result<Page
             partition: partition.clone(),
         });
     }
-    Ok(Page {
-        messages,
-        pagination: Pagination {
-            limit: *limit,
-            offset: *offset,
-        },
-        total,
-    })
+    Ok(messages)
 }
 
 /// The answer to a deletion.

@@ -1,10 +1,13 @@
 //! Stored segments, opened for those who consume them.
 
+use deadpool_postgres::Object;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
+use crate::error::ApiError;
 use crate::log::codec::{BlockWriter, Damage, Record, Records, decompress};
 use crate::log::seal::{Place, SealKey, is_sealed, opened};
+use crate::timestamp::Timestamp;
 
 /// Opens blocks one after the other, keeping the memory.
 pub struct Opener<'k> {
@@ -95,4 +98,76 @@ pub fn block_of(row: &Row, column: usize) -> &[u8] {
 /// A partition as clients name it.
 pub fn partition_id(text: &str) -> Option<Uuid> {
     Uuid::try_parse(text).ok()
+}
+
+/// A segment with its block.
+#[derive(Debug)]
+pub struct Stored {
+    /// Its partition's number.
+    pub partition_id: i64,
+    /// Offset of its first record.
+    pub base_offset: i64,
+    /// The time of its records.
+    pub ts: Timestamp,
+    /// How many there are.
+    pub records: usize,
+    /// Length before compression.
+    pub raw_bytes: usize,
+    row: Row,
+}
+
+impl Stored {
+    /// The block.
+    pub fn block(&self) -> &[u8] {
+        block_of(&self.row, 5)
+    }
+
+    /// Whether the record at `offset` is in it.
+    pub fn holds(&self, offset: i64) -> bool {
+        (0..self.records as i64).contains(&(offset - self.base_offset))
+    }
+
+    /// Where it belongs.
+    pub fn place<'a>(&self, tenant: Uuid, queue: &'a str, partition: &'a str) -> Place<'a> {
+        Place {
+            tenant,
+            queue,
+            partition,
+            records: self.records,
+            raw_bytes: self.raw_bytes,
+        }
+    }
+}
+
+/// The segments that hold offsets `from` to `to - 1` of a partition.
+///
+/// # Errors
+///
+/// `503` or `500` from the database.
+pub async fn load(
+    client: &Object,
+    partition: i64,
+    from: i64,
+    to: i64,
+) -> Result<Vec<Stored>, ApiError> {
+    const LOAD: &str = "
+        SELECT g.partition_id, g.base_offset, g.ts, g.records, g.raw_bytes, g.block
+        FROM queen.segments g
+        WHERE g.partition_id = $1 AND g.base_offset < $3 AND g.base_offset >= coalesce((
+            SELECT max(h.base_offset) FROM queen.segments h
+            WHERE h.partition_id = $1 AND h.base_offset <= $2), $2)
+        ORDER BY g.base_offset";
+    let statement = client.prepare_cached(LOAD).await?;
+    let rows = client.query(&statement, &[&partition, &from, &to]).await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| Stored {
+            partition_id: row.get(0),
+            base_offset: row.get(1),
+            ts: row.get(2),
+            records: row.get::<_, i32>(3).unsigned_abs() as usize,
+            raw_bytes: row.get::<_, i32>(4).unsigned_abs() as usize,
+            row,
+        })
+        .collect())
 }

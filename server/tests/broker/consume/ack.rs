@@ -242,3 +242,27 @@ async fn a_wrong_ack_is_refused_and_says_where() {
         .await;
     assert_eq!((empty.status, empty.text.as_str()), (200, "[]"));
 }
+
+#[tokio::test]
+async fn a_batch_of_dead_letters_is_copied_segment_by_segment_and_says_what_was_gone() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["0", "1"]).await;
+    fixture.push("q", "p", &["2", "3"]).await;
+    let messages = pop(&fixture, "/queue/q?").await;
+    // Retention takes the first segment while the consumer is at it.
+    fixture
+        .session()
+        .await
+        .batch_execute("DELETE FROM queen.segments WHERE base_offset = 0")
+        .await
+        .unwrap();
+    let answers = ack_batch(&fixture, &messages, &["dlq"; 4]).await;
+    for (answer, kept) in answers.iter().zip([false, false, true, true]) {
+        assert!(answer.success && answer.dlq == kept, "{answer:?}");
+        assert_eq!(answer.error.is_none(), kept, "{answer:?}");
+    }
+    let listed = fixture.get("/api/v1/dlq?queue=q").await.json();
+    assert_eq!(listed["total"], json!(2));
+    assert_eq!(listed["messages"][0]["data"], json!(3));
+    assert_eq!(listed["messages"][1]["data"], json!(2));
+}

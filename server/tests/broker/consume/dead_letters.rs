@@ -90,3 +90,27 @@ async fn a_dead_letter_can_be_deleted_and_a_record_cannot() {
     assert_eq!(fixture.request("DELETE", &path(0), "").await.status, 404);
     assert_eq!(numbers(&messages), [0, 1]);
 }
+
+#[tokio::test]
+async fn a_page_of_dead_letters_ends_where_its_bytes_do_and_the_next_goes_on() {
+    let fixture = Fixture::start().await;
+    let payloads = ["0", "1", "2", "3"];
+    fixture.push("q", "p", &payloads).await;
+    for message in pop(&fixture, "/queue/q?").await {
+        assert!(ack(&fixture, &message, "dlq").await.dlq);
+    }
+    // As large as it says, the latest fills a page alone.
+    let session = fixture.session().await;
+    let latest = "(SELECT max(id) FROM queen.dead_letters)";
+    let blow_up =
+        format!("UPDATE queen.dead_letters SET raw_bytes = 40000000 WHERE id = {latest} - 1");
+    session.batch_execute(&blow_up).await.unwrap();
+    let page = list(&fixture, "queue=q").await;
+    assert_eq!((page.total, page.messages.len()), (4, 1));
+    assert_eq!(page.messages[0].data, json!(3));
+    // One that is larger than a page comes when it is the first; this one is not as large as it says.
+    let answer = fixture.get("/api/v1/dlq?queue=q&offset=1").await;
+    assert_eq!(answer.status, 503, "{}", answer.text);
+    let page = list(&fixture, "queue=q&offset=2").await;
+    assert_eq!(page.messages.len(), 2);
+}
