@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use crate::admission::Lanes;
 use crate::config::Config;
+use crate::consume::discovery::Positions;
 use crate::consume::ids::SegmentIds;
 use crate::database::{BootError, Database};
 use crate::embedded::{EmbeddedSink, SinkState};
@@ -46,6 +47,8 @@ pub struct Broker {
     pub vault: Vault,
     /// Queues that take repeated transaction ids.
     pub repeats: Repeats,
+    /// Where pops by namespace or task are.
+    pub discoveries: Positions,
     /// Ids of records that were read for consumers.
     pub segment_ids: Arc<SegmentIds>,
     /// Counters and gauges.
@@ -121,6 +124,7 @@ impl Running {
             cursor_key,
             vault: Vault::new(config.seal_key.clone()),
             repeats: Repeats::default(),
+            discoveries: Positions::default(),
             segment_ids: Arc::default(),
             metrics: Metrics::new(&lanes),
             lanes,

@@ -174,8 +174,12 @@ pub const DELIVERY_LEASE_SECONDS: i32 = 60;
 pub const POP_LOOKS: i32 = 200;
 /// How long a pop that does not wait goes on while there are partitions that it has not looked at.
 pub const POP_PATIENCE: Duration = Duration::from_secs(2);
-/// Queues that one pop by namespace or task looks at.
+/// Queues that a pop by namespace or task looks at in one go.
 pub const POP_QUEUES: i64 = 100;
+/// Queues that it looks at before it waits; after that it goes on with the next.
+pub const DISCOVERY_SWEEP_QUEUES: i64 = 1_000;
+/// Pairs of namespace and task of which a broker remembers the queue that was looked at last.
+pub const DISCOVERIES_REMEMBERED: usize = 10_000;
 /// How long a partition with a segment that cannot be read is left alone.
 pub const UNREADABLE_PAUSE: Duration = Duration::from_secs(5);
 /// Acknowledgments of one call.

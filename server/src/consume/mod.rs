@@ -9,6 +9,7 @@ pub mod ack;
 mod dead;
 pub mod dead_letters;
 mod delivered;
+pub mod discovery;
 pub mod groups;
 pub mod ids;
 pub mod lease;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::Object;
+use futures_util::future::select_all;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_postgres::Row;
@@ -13,14 +14,15 @@ use uuid::Uuid;
 use crate::admission::{Lane, Slot};
 use crate::broker::Broker;
 use crate::consume::delivered::{Delivered, Settled};
+use crate::consume::discovery::Sweep;
 use crate::consume::lease;
 use crate::consume::request::{From, PopRequest, Since};
 use crate::consume::segments::{Opener, block_of};
 use crate::error::ApiError;
 use crate::http::json;
 use crate::limits::{
-    DELIVERY_LEASE_SECONDS, INLINE_WORK_BYTES, POP_LOOKS, POP_PATIENCE, POP_QUEUES, POP_RAW_BYTES,
-    POP_RECHECK, POP_WAKE_MIN, PUSH_ATTEMPTS, UNREADABLE_PAUSE,
+    DELIVERY_LEASE_SECONDS, INLINE_WORK_BYTES, POP_LOOKS, POP_PATIENCE, POP_RAW_BYTES, POP_RECHECK,
+    POP_WAKE_MIN, PUSH_ATTEMPTS, UNREADABLE_PAUSE,
 };
 use crate::log::codec::Damage;
 use crate::log::push::message_id;
@@ -54,60 +56,65 @@ pub async fn pop(
     let deadline = begun + request.wait;
     let patience = deadline.max(begun + POP_PATIENCE);
     let request = Arc::new(request);
+    let mut sweep = match &request.from {
+        From::Queue(..) => None,
+        From::Discovery { namespace, task } => {
+            Some(Sweep::new(tenant, namespace.clone(), task.clone()))
+        }
+    };
+    let mut registrations = Vec::new();
+    let (mut again, mut wake) = (false, None);
     loop {
         let slot = broker.lanes.enter(Lane::Pop).await?;
-        let queues = queues(broker, tenant, &request.from).await?;
+        let (queues, partition) = match (&request.from, &mut sweep) {
+            (From::Queue(queue, partition), _) => (vec![queue.clone()], partition.as_deref()),
+            (From::Discovery { .. }, Some(sweep)) => (sweep.page(broker).await?, None),
+            (From::Discovery { .. }, None) => (Vec::new(), None),
+        };
         // Registered before the look: what is pushed after it then wakes this pop.
-        let registration = (!request.wait.is_zero()).then(|| {
-            let partition = match &request.from {
-                From::Queue(_, partition) => partition.as_deref(),
-                From::Discovery { .. } => None,
-            };
-            broker
-                .waiters
-                .register_consumer(tenant, queues.iter().map(String::as_str), partition)
-        });
+        if !request.wait.is_zero() {
+            let names = queues.iter().map(String::as_str);
+            registrations.push(broker.waiters.register_consumer(tenant, names, partition));
+        }
         let found = guarded_look(broker, tenant, &request, slot, queues).await?;
         if found.popped.is_some() {
             return Ok(found.popped);
         }
+        again |= found.again;
+        wake = earlier(wake, found.wake);
         let now = Instant::now();
-        if found.again && now < patience && !broker.stopping.is_cancelled() {
+        let hasty = now < patience && !broker.stopping.is_cancelled();
+        if hasty && sweep.as_ref().is_some_and(|sweep| !sweep.ended()) {
             continue;
         }
-        let Some(registration) = registration else {
-            return Ok(None);
-        };
-        if now >= deadline || broker.stopping.is_cancelled() {
-            return Ok(None);
+        if !(hasty && again) {
+            if registrations.is_empty() || now >= deadline || broker.stopping.is_cancelled() {
+                return Ok(None);
+            }
+            let recheck = deadline.min(now + wake.unwrap_or(POP_RECHECK).min(POP_RECHECK));
+            let woken = registrations
+                .iter()
+                .map(|registration| Box::pin(registration.woken()));
+            tokio::select! {
+                _ = select_all(woken) => {}
+                () = broker.stopping.cancelled() => {}
+                () = tokio::time::sleep_until(recheck) => {}
+            }
         }
-        let recheck = deadline.min(now + found.wake.unwrap_or(POP_RECHECK).min(POP_RECHECK));
-        tokio::select! {
-            () = registration.woken() => {}
-            () = broker.stopping.cancelled() => {}
-            () = tokio::time::sleep_until(recheck) => {}
+        registrations.clear();
+        (again, wake) = (false, None);
+        if let Some(sweep) = &mut sweep {
+            sweep.restart();
         }
     }
 }
 
-/// The queues to look at.
-async fn queues(broker: &Broker, tenant: Uuid, from: &From) -> Result<Vec<String>, ApiError> {
-    const DISCOVER: &str = "
-        SELECT name FROM queen.queues
-        WHERE tenant = $1
-          AND ($2::text IS NULL OR coalesce(options ->> 'namespace', '') = $2)
-          AND ($3::text IS NULL OR coalesce(options ->> 'task', '') = $3)
-        ORDER BY name LIMIT $4";
-    let (namespace, task) = match from {
-        From::Queue(queue, _) => return Ok(vec![queue.clone()]),
-        From::Discovery { namespace, task } => (namespace, task),
-    };
-    let client = broker.database.client().await?;
-    let statement = client.prepare_cached(DISCOVER).await?;
-    let rows = client
-        .query(&statement, &[&tenant, &namespace, &task, &POP_QUEUES])
-        .await?;
-    Ok(rows.iter().map(|row| row.get(0)).collect())
+/// The earlier of two instants that may not be known.
+fn earlier(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
 }
 
 /// What one look came to.
@@ -177,10 +184,7 @@ async fn look(
             take(&client, tenant, request, lease, &queue).await?
         };
         all.again |= taken.again;
-        all.wake = match (all.wake, taken.wake) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        };
+        all.wake = earlier(all.wake, taken.wake);
         if taken.rows.is_empty() {
             continue;
         }

@@ -314,6 +314,47 @@ async fn a_namespace_or_a_task_stands_for_its_queues() {
     assert_eq!(pop_answer(&fixture.broker, "?wait=false").await.status, 400);
 }
 
+/// Queues of namespace `n`, more than a pop looks at in one go.
+async fn many_queues(fixture: &Fixture) {
+    fixture
+        .session()
+        .await
+        .batch_execute(
+            r#"INSERT INTO queen.queues (tenant, name, options)
+               SELECT '00000000-0000-0000-0000-000000000001', 'q' || n, '{"namespace": "n"}'
+               FROM generate_series(100, 204) AS n"#,
+        )
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_namespace_of_any_size_is_looked_at_to_its_end() {
+    let fixture = Fixture::start().await;
+    many_queues(&fixture).await;
+    for queue in ["q203", "q100", "q204"] {
+        fixture.push(queue, "p", &["1"]).await;
+        assert_eq!(pop(&fixture, "?namespace=n&autoAck=true").await.len(), 1);
+    }
+    assert!(pop(&fixture, "?namespace=n").await.is_empty());
+}
+
+#[tokio::test]
+async fn a_pop_of_a_large_namespace_is_woken_by_any_of_its_queues() {
+    let fixture = Fixture::start().await;
+    many_queues(&fixture).await;
+    let parked = pop_from(&fixture.broker, "?namespace=n&timeout=30000");
+    let pushing = async {
+        fixture.until_parked(2).await;
+        // Of all that it registers for, this is looked at last.
+        fixture.push("q204", "p", &["7"]).await;
+        Instant::now()
+    };
+    let (messages, pushed) = tokio::join!(parked, pushing);
+    assert_eq!(numbers(&messages), [7]);
+    assert!(pushed.elapsed() < Duration::from_secs(4));
+}
+
 #[tokio::test]
 async fn what_a_client_took_and_never_got_is_there_again_at_once() {
     let fixture = Fixture::start().await;
