@@ -111,11 +111,20 @@ pub async fn seek(
     target: Target,
 ) -> Result<Sought, ApiError> {
     const SEEK: &str = "SELECT queen.seek($1, $2, $3, $4)";
-    let at = match target {
-        Target::At(instant) => Some(instant),
-        Target::End => None,
-    };
+    // Whatever the clock does, no push that begins after this was committed is before "now". It is a
+    // statement of its own, for whoever locks the floor waits for nothing else: readers wait for it.
+    const NOW: &str = "
+        WITH now AS MATERIALIZED (SELECT clock_timestamp() AS at),
+        raised AS (UPDATE queen.floor f SET ts = n.at FROM now n WHERE f.ts < n.at)
+        SELECT n.at FROM now n";
     let client = broker.database.client().await?;
+    let at: Timestamp = match target {
+        Target::At(instant) => instant,
+        Target::End => {
+            let statement = client.prepare_cached(NOW).await?;
+            client.query_one(&statement, &[]).await?.get(0)
+        }
+    };
     let statement = client.prepare_cached(SEEK).await?;
     let row = client
         .query_one(&statement, &[&tenant, &queue, &group, &at])

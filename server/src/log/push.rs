@@ -176,15 +176,14 @@ impl PreparedPush {
         Ok(())
     }
 
-    /// The queues whose segments are in the clear, each once.
-    fn clear_queues(&self) -> Vec<&str> {
-        let clear: HashSet<&str> = self
+    /// The queues whose segments are sealed, or in the clear, each once.
+    fn queues_by_seal(&self, sealed: bool) -> Vec<String> {
+        let queues: HashSet<&String> = self
             .queues
             .iter()
-            .filter(|queue| !self.sealed.contains(*queue))
-            .map(String::as_str)
+            .filter(|queue| self.sealed.contains(*queue) == sealed)
             .collect();
-        clear.into_iter().collect()
+        queues.into_iter().cloned().collect()
     }
 
     /// The answer: one object per item, in the order of the request.
@@ -407,11 +406,13 @@ pub async fn store(
 ) -> Result<(PreparedPush, Vec<Assigned>), ApiError> {
     const PUSH: &str = "
         SELECT life, base_offset, NULL::integer, true FROM queen.push($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)
-        WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)";
+        WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)
+            AND queen.takes_sealed($1, $13)";
     const PUSH_ONCE: &str = "
         SELECT life, base_offset, item, takes
-        FROM queen.push_once($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$13,$14,$15,$16,$17)
-        WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)";
+        FROM queen.push_once($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$14,$15,$16,$17,$18)
+        WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)
+            AND queen.takes_sealed($1, $13)";
     let Broker {
         database,
         vault,
@@ -435,7 +436,8 @@ pub async fn store(
         };
         let marks = push.marks(tenant, repeats, vault.key().map(Arc::as_ref));
         let unmarked = push.unmarked(tenant, repeats);
-        let clear = push.clear_queues();
+        let clear = push.queues_by_seal(false);
+        let secret = push.queues_by_seal(true);
         let mut values: Vec<&(dyn ToSql + Sync)> = vec![
             &tenant,
             &push.queues,
@@ -449,6 +451,7 @@ pub async fn store(
             &segments.block,
             &clear,
             &unmarked,
+            &secret,
         ];
         let statement = if marks.is_empty() {
             client.prepare_cached(PUSH).await?
@@ -474,7 +477,8 @@ pub async fn store(
                         })
                         .collect();
                     for (queue, row) in push.queues.iter().zip(&rows) {
-                        if !row.get::<_, bool>(3) {
+                        // They are committed: nothing may fail from here on.
+                        if row.get::<_, Option<bool>>(3) == Some(false) {
                             repeats.learn(tenant, queue);
                         }
                     }
@@ -492,15 +496,25 @@ pub async fn store(
                     push = sealed(push, vault, tenant, sealed_before).await?;
                 }
             }
-            Err(error) if attempt < PUSH_ATTEMPTS && is_refused_unmarked(&error) => {
+            Err(error) if attempt < PUSH_ATTEMPTS && has_state(&error, REFUSED_UNMARKED) => {
                 attempt += 1;
                 repeats.forget(tenant, &unmarked);
             }
-            Err(error) if attempt < PUSH_ATTEMPTS && is_refused_in_clear(&error) => {
+            Err(error) if attempt < PUSH_ATTEMPTS && has_state(&error, REFUSED_IN_CLEAR) => {
                 attempt += 1;
                 let encrypted = encrypted(&client, tenant, &push.queues).await?;
                 drop(client);
                 push = sealed(push, vault, tenant, encrypted).await?;
+            }
+            Err(error) if attempt < PUSH_ATTEMPTS && has_state(&error, REFUSED_SEALED) => {
+                attempt += 1;
+                let encrypted = encrypted(&client, tenant, &push.queues).await?;
+                drop(client);
+                vault.forget(tenant, &secret);
+                push = again_without(body, &earlier, &push).await?;
+                if !encrypted.is_empty() {
+                    push = sealed(push, vault, tenant, encrypted).await?;
+                }
             }
             Err(error) if attempt < PUSH_ATTEMPTS && begins_again(&error) => {
                 tracing::debug!(attempt, error = describe(&error), "push begins again");
@@ -569,16 +583,11 @@ const REFUSED_IN_CLEAR: &str = "QS001";
 /// The state that `queen.takes_repeats` raises.
 const REFUSED_UNMARKED: &str = "QS002";
 
-fn is_refused_unmarked(error: &tokio_postgres::Error) -> bool {
-    error
-        .code()
-        .is_some_and(|state| state.code() == REFUSED_UNMARKED)
-}
+/// The state that `queen.takes_sealed` raises.
+const REFUSED_SEALED: &str = "QS003";
 
-fn is_refused_in_clear(error: &tokio_postgres::Error) -> bool {
-    error
-        .code()
-        .is_some_and(|state| state.code() == REFUSED_IN_CLEAR)
+fn has_state(error: &tokio_postgres::Error, state: &str) -> bool {
+    error.code().is_some_and(|code| code.code() == state)
 }
 
 /// The transaction was rolled back for a reason that another attempt does not meet.

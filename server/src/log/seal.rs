@@ -239,6 +239,17 @@ impl Vault {
         known.insert((tenant, queue));
     }
 
+    /// Forgets that these queues are encrypted.
+    pub fn forget(&self, tenant: Uuid, queues: &[String]) {
+        let mut known = self
+            .encrypted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for queue in queues {
+            known.remove(&(tenant, queue.clone()));
+        }
+    }
+
     /// Those of `queues` that are known to be encrypted.
     pub fn known(&self, tenant: Uuid, queues: &[String]) -> HashSet<String> {
         let known = self

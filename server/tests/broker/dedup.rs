@@ -3,7 +3,7 @@
 use queen_protocol::{PushResult, PushStatus};
 use serde_json::json;
 
-use crate::support::Fixture;
+use crate::support::{Fixture, until};
 
 const KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
 
@@ -202,4 +202,50 @@ async fn ids_of_an_encrypted_queue_are_compared_and_cannot_be_guessed() {
             .unwrap()
             .get::<_, bool>(0)
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_whose_queue_is_deleted_while_it_waits_is_written_to_the_next_life() {
+    let fixture = Fixture::start().await;
+    push(&fixture, &[("p", "a")]).await;
+    let (holder, observer) = (fixture.session().await, fixture.session().await);
+    holder
+        .batch_execute("BEGIN; SELECT 1 FROM queen.partitions FOR UPDATE")
+        .await
+        .unwrap();
+    let deleting = async {
+        let sql = "SELECT count(*) FROM pg_stat_activity
+                   WHERE wait_event_type = 'Lock' AND query LIKE '%queen.push%'";
+        until(|| async {
+            let row = observer.query_one(sql, &[]).await.unwrap();
+            row.get::<_, i64>(0) == 1
+        })
+        .await;
+        let path = "/api/v1/resources/queues/q";
+        assert_eq!(fixture.request("DELETE", path, "").await.status, 200);
+        holder.batch_execute("ROLLBACK").await.unwrap();
+    };
+    let (results, ()) = tokio::join!(push(&fixture, &[("p", "b")]), deleting);
+    assert_eq!((results[0].status, results[0].offset), (Queued, Some(0)));
+    assert_eq!(log(&fixture, "p").await, ["b"]);
+    assert_eq!(statuses(&push(&fixture, &[("p", "b")]).await), [Duplicate]);
+}
+
+#[tokio::test]
+async fn an_id_counts_once_at_brokers_that_knew_its_queue_as_encrypted_and_others() {
+    let fixture = Fixture::with(&[("QUEEN_ENCRYPTION_KEY", KEY)], &[]).await;
+    let encrypt = |on: bool| {
+        let body = json!({"queue": "q", "options": {"encryptionEnabled": on}});
+        fixture.post("/api/v1/configure", body.to_string())
+    };
+    assert_eq!(encrypt(true).await.status, 200);
+    push(&fixture, &[("p", "secret")]).await;
+    assert_eq!(encrypt(false).await.status, 200);
+    assert_eq!(statuses(&push(&fixture, &[("p", "a")]).await), [Queued]);
+    let other = fixture.another(&[("QUEEN_ENCRYPTION_KEY", KEY)]).await;
+    let again = fixture
+        .post_to(&other, "/api/v1/push", &body(&[("p", "a")]))
+        .await;
+    assert_eq!(statuses(&again.typed::<Vec<PushResult>>()), [Duplicate]);
+    assert_eq!(log(&fixture, "p").await, ["secret", "a"]);
 }

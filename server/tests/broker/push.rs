@@ -283,3 +283,66 @@ async fn an_empty_push_is_answered_with_nothing() {
     let answer = fixture.post("/api/v1/push", r#"{"items":[]}"#).await;
     assert_eq!((answer.status, answer.text.as_str()), (201, "[]"));
 }
+
+#[tokio::test]
+async fn a_plan_made_on_an_empty_database_finds_partitions_by_their_names() {
+    const PUSH: &str = "SELECT queen.allocate($1, ARRAY['q'], ARRAY[$2])";
+    let fixture = Fixture::start().await;
+    let client = fixture.broker.broker().database.client().await.unwrap();
+    let tenant = uuid::Uuid::from_u128(1);
+    client.execute(PUSH, &[&tenant, &"first"]).await.unwrap();
+    let made = "INSERT INTO queen.partitions (queue_id, name)
+                SELECT id, n::text FROM queen.queues, generate_series(1, 5000) n";
+    client.execute(made, &[]).await.unwrap();
+    client.execute(PUSH, &[&tenant, &"4000"]).await.unwrap();
+    client.execute(PUSH, &[&tenant, &"second"]).await.unwrap();
+    let flush = "SELECT pg_stat_force_next_flush()";
+    client.execute(flush, &[]).await.unwrap();
+    let scans = "SELECT indexrelname, idx_scan FROM pg_stat_user_indexes
+                 WHERE relname = 'partitions' AND idx_scan > 0";
+    let used = || async {
+        let rows = client.query(scans, &[]).await.unwrap();
+        let rows = rows.iter().map(|row| row.get::<_, String>(0));
+        rows.collect::<Vec<_>>()
+    };
+    until(|| async { !used().await.is_empty() }).await;
+    let used = used().await;
+    assert!(
+        !used.iter().any(|index| index == "partitions_by_last_write"),
+        "{used:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_that_makes_a_queue_keeps_no_reader_waiting_while_it_waits_itself() {
+    let fixture = Fixture::start().await;
+    fixture.push("old", "p", &["1"]).await;
+    let session = fixture.session().await;
+    let deleted = "UPDATE queen.partitions SET last_ts = last_ts + interval '1 hour',
+                       last_write_at = last_write_at + interval '1 hour';
+                   SELECT queen.delete_queue('00000000-0000-0000-0000-000000000001', 'old')";
+    session.batch_execute(deleted).await.unwrap();
+    fixture.push("busy", "p", &["1"]).await;
+    session
+        .batch_execute("BEGIN; SELECT 1 FROM queen.partitions FOR UPDATE")
+        .await
+        .unwrap();
+    let observer = fixture.session().await;
+    let body = r#"{"items":[{"queue":"busy","partition":"p","payload":1},
+        {"queue":"old","partition":"p","payload":1}]}"#;
+    let reading = async {
+        let sql = "SELECT count(*) FROM pg_stat_activity
+                   WHERE wait_event_type = 'Lock' AND query LIKE '%queen.push%'";
+        until(|| async {
+            let row = observer.query_one(sql, &[]).await.unwrap();
+            row.get::<_, i64>(0) == 1
+        })
+        .await;
+        let free = "SELECT 1 FROM queen.floor FOR UPDATE NOWAIT";
+        let free = observer.execute(free, &[]).await;
+        session.batch_execute("ROLLBACK").await.unwrap();
+        free.expect("the push holds the floor");
+    };
+    let (pushed, ()) = tokio::join!(fixture.post("/api/v1/push", body), reading);
+    assert_eq!(pushed.status, 201, "{}", pushed.text);
+}

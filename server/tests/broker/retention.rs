@@ -400,6 +400,27 @@ async fn a_queue_made_anew_begins_above_a_former_life_whose_deletion_was_cut_sho
     assert!(above);
 }
 
+#[tokio::test]
+async fn deleting_a_queue_of_many_partitions_raises_the_floor_no_higher_than_its_newest_record() {
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    fixture.push("q", "p", &["1"]).await;
+    let session = fixture.session().await;
+    session
+        .batch_execute(
+            "INSERT INTO queen.partitions (queue_id, name, last_ts, last_write_at)
+             SELECT queue_id, n::text, last_ts, last_write_at
+             FROM queen.partitions, generate_series(1, 2000) n;
+             UPDATE queen.partitions SET last_ts = '2099-01-01 00:00:00.25Z',
+                 last_write_at = '2099-01-01 00:00:00Z'",
+        )
+        .await
+        .unwrap();
+    let delete = fixture.request("DELETE", "/api/v1/resources/queues/q", "");
+    assert_eq!(delete.await.status, 200);
+    let sql = "SELECT ts = '2099-01-01 00:00:00.250001Z' FROM queen.floor";
+    assert!(session.query_one(sql, &[]).await.unwrap().get::<_, bool>(0));
+}
+
 /// Takes and settles the next records of partition `p` for `group`.
 async fn complete(fixture: &Fixture, group: &str, count: usize) {
     let path = format!(

@@ -2,7 +2,7 @@ use queen::log::push::message_id;
 use serde_json::json;
 
 use super::{ack, numbers, pop};
-use crate::support::Fixture;
+use crate::support::{Fixture, until};
 
 #[tokio::test]
 async fn a_group_begins_at_now_at_the_start_or_at_an_instant() {
@@ -243,4 +243,35 @@ async fn a_group_that_begins_later_gets_nothing_from_before() {
     for path in [subscribed.as_str(), moved] {
         assert_eq!(numbers(&pop(&fixture, path).await), [2], "{path}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_to_the_end_holds_no_cursor_while_it_waits_for_the_floor() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["0"]).await;
+    pop(&fixture, "/queue/q?consumerGroup=g").await;
+    let (holder, observer) = (fixture.session().await, fixture.session().await);
+    holder
+        .batch_execute("BEGIN; SELECT 1 FROM queen.floor FOR UPDATE")
+        .await
+        .unwrap();
+    let looking = async {
+        let sql = "SELECT count(*) FROM pg_stat_activity
+                   WHERE wait_event_type = 'Lock' AND application_name = 'queen'";
+        until(|| async {
+            let row = observer.query_one(sql, &[]).await.unwrap();
+            row.get::<_, i64>(0) == 1
+        })
+        .await;
+        let free = "SELECT 1 FROM queen.cursors FOR UPDATE NOWAIT";
+        let free = observer.execute(free, &[]).await;
+        holder.batch_execute("ROLLBACK").await.unwrap();
+        assert_eq!(free.expect("the move holds a cursor"), 1);
+    };
+    let seek = "/api/v1/consumer-groups/g/queues/q/seek";
+    let (sought, ()) = tokio::join!(fixture.post(seek, r#"{"toEnd":true}"#), looking);
+    assert_eq!(sought.status, 200);
+    let sql = "SELECT f.ts >= s.since FROM queen.floor f, queen.groups s";
+    let above = observer.query_one(sql, &[]).await.unwrap();
+    assert!(above.get::<_, bool>(0), "the floor is below the group");
 }
