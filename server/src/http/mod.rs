@@ -58,11 +58,14 @@ const ABSENT: &[(&str, &str)] = &[
 pub fn router(broker: Arc<Broker>) -> Router {
     let mut router = Router::new()
         .route("/api/v1/push", post(handlers::push))
-        .route("/api/v1/pop", get(consume::discover))
-        .route("/api/v1/pop/queue/{queue}", get(consume::pop))
+        .route("/api/v1/pop", get(consume::discover).head(not_allowed))
+        .route(
+            "/api/v1/pop/queue/{queue}",
+            get(consume::pop).head(not_allowed),
+        )
         .route(
             "/api/v1/pop/queue/{queue}/partition/{partition}",
-            get(consume::pop_partition),
+            get(consume::pop_partition).head(not_allowed),
         )
         .route("/api/v1/ack", post(consume::ack))
         .route("/api/v1/ack/batch", post(consume::ack_batch))
@@ -116,9 +119,7 @@ pub fn router(broker: Arc<Broker>) -> Router {
         );
     }
     router
-        .method_not_allowed_fallback(|method: Method, request: Request| async move {
-            ApiError::MethodNotAllowed(format!("{method} {}", request.uri().path()))
-        })
+        .method_not_allowed_fallback(not_allowed)
         .fallback(|method: Method, request: Request| async move {
             ApiError::NoRoute(format!("{method} {}", request.uri().path()))
         })
@@ -126,6 +127,12 @@ pub fn router(broker: Arc<Broker>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&broker), authorize))
         .layer(from_fn_with_state(Arc::clone(&broker), observe))
         .with_state(broker)
+}
+
+/// Answers a method that a route does not serve. Routes that are served by `get` answer `HEAD`, too: the
+/// ones that take something name this for it.
+async fn not_allowed(method: Method, request: Request) -> ApiError {
+    ApiError::MethodNotAllowed(format!("{method} {}", request.uri().path()))
 }
 
 /// Turns away who may not call a route, before anything of the body is read.

@@ -415,3 +415,21 @@ async fn a_look_costs_the_same_however_many_partitions_have_nothing_to_take() {
     // A level more in an index, and rows that are no longer seen; never a row per partition.
     assert!(reads[1] < reads[0] + 300, "{reads:?}");
 }
+
+#[tokio::test]
+async fn head_takes_nothing() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["1"]).await;
+    let query = "consumerGroup=g&autoAck=true&wait=false&subscriptionMode=all";
+    for path in [
+        "/api/v1/pop",
+        "/api/v1/pop/queue/q",
+        "/api/v1/pop/queue/q/partition/p",
+    ] {
+        let path = format!("{path}?{query}");
+        let answer = fixture.request("HEAD", &path, "").await;
+        assert_eq!(answer.status, 405, "{path}");
+    }
+    let popped = fixture.get(&format!("/api/v1/pop/queue/q?{query}")).await;
+    assert_eq!(popped.json()["messages"].as_array().unwrap().len(), 1);
+}
