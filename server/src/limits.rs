@@ -99,6 +99,8 @@ pub const CONTROL_LANE_SHARE: usize = 4;
 
 /// Buffer of a connection, and so the largest head of a request.
 pub const CONNECTION_BUFFER_BYTES: usize = 64 * 1_024;
+/// Room that is made for a body before any of it has come.
+pub const BODY_ROOM_BYTES: usize = 64 * 1_024;
 /// What a client has to take of an answer within `QUEEN_HTTP_WRITE_MS`.
 pub const WRITE_STEP_BYTES: usize = MIB;
 /// Pause after the system refused to accept a connection.

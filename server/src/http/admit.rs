@@ -18,7 +18,7 @@ use super::Shared;
 use crate::admission::{Admission, Held, admission};
 use crate::broker::Broker;
 use crate::error::ApiError;
-use crate::limits::MIB;
+use crate::limits::{BODY_ROOM_BYTES, MIB};
 
 /// Reads the body, and runs the handler when its lane admits it.
 ///
@@ -100,7 +100,9 @@ async fn fill(
     }
     let memory = &broker.lanes.memory;
     let mut held = memory.hold(0);
-    let mut bytes = BytesMut::with_capacity(announced.unwrap_or_default());
+    // What is announced is not there yet, and not counted.
+    let room = announced.unwrap_or_default().min(BODY_ROOM_BYTES);
+    let mut bytes = BytesMut::with_capacity(room);
     while let Some(frame) = body.frame().await {
         let frame = frame
             .map_err(|error| ApiError::bad_request(format!("the body ended early: {error}")))?;
