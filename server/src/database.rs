@@ -3,11 +3,17 @@
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Timeouts};
+use refinery::Report;
+use refinery::error::Kind;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Socket, tls::NoTlsStream};
 
 use crate::config::DatabaseConfig;
 use crate::error::{ApiError, describe};
-use crate::limits::{CONNECT_TIMEOUT, CONNECTION_WAIT, LOCK_CLASS_MIGRATE, SILENCE_LIMIT};
+use crate::limits::{
+    CONNECT_TIMEOUT, CONNECTION_WAIT, LOCK_CLASS_MIGRATE, MIGRATION_ATTEMPTS, MIGRATION_LOCK_WAIT,
+    MIGRATION_PAUSE, SILENCE_LIMIT,
+};
 
 mod embedded {
     refinery::embed_migrations!("sql/migrations");
@@ -79,7 +85,7 @@ impl Database {
         drop(client);
         driver.abort();
         let config = &DatabaseConfig {
-            waits_for_commits: checked?.forgets_commits,
+            synchronous_commit: Some(checked?.synchronous_commit),
             ..config.clone()
         };
 
@@ -237,8 +243,8 @@ fn session(config: &DatabaseConfig, statement_timeout: Duration) -> tokio_postgr
     ] {
         options.push_str(&format!("-c {name}={value} "));
     }
-    if config.waits_for_commits {
-        options.push_str("-c synchronous_commit=on ");
+    if let Some(value) = &config.synchronous_commit {
+        options.push_str(&format!("-c synchronous_commit={value} "));
     }
     let mut postgres = tokio_postgres::Config::new();
     postgres
@@ -270,8 +276,9 @@ async fn connect(
 
 /// What the server is set to and the broker has to make up for.
 struct Checked {
-    /// A crash of the server would lose commits that it has acknowledged.
-    forgets_commits: bool,
+    /// What every session sets, so that nobody switches it off under the broker: as the server has it,
+    /// and `on` where it is `off`, with which a crash would lose what was acknowledged.
+    synchronous_commit: String,
 }
 
 async fn check_and_migrate(client: &mut Client, address: &str) -> Result<Checked, BootError> {
@@ -282,7 +289,9 @@ async fn check_and_migrate(client: &mut Client, address: &str) -> Result<Checked
     let row = client
         .query_one(
             "SELECT pg_is_in_recovery(), current_setting('server_version_num')::int,
-                    current_setting('server_version'), current_setting('synchronous_commit') = 'off',
+                    current_setting('server_version'),
+                    CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'
+                         ELSE current_setting('synchronous_commit') END,
                     current_setting('fsync') = 'off'",
             &[],
         )
@@ -303,7 +312,7 @@ async fn check_and_migrate(client: &mut Client, address: &str) -> Result<Checked
         );
     }
     let checked = Checked {
-        forgets_commits: row.get(3),
+        synchronous_commit: row.get(3),
     };
     // Waiting for another broker's migrations may take longer than any lock of a request. The lock
     // goes with the session.
@@ -311,15 +320,20 @@ async fn check_and_migrate(client: &mut Client, address: &str) -> Result<Checked
         .batch_execute(&format!(
             "SET lock_timeout = 0;
              SELECT pg_advisory_lock({LOCK_CLASS_MIGRATE}, 0);
-             CREATE SCHEMA IF NOT EXISTS queen;"
+             SET lock_timeout = {};
+             CREATE SCHEMA IF NOT EXISTS queen;",
+            MIGRATION_LOCK_WAIT.as_millis()
         ))
         .await
         .map_err(|error| failed(describe(&error)))?;
-    let report = embedded::migrations::runner()
-        .set_migration_table_name("queen.migrations")
-        .run_async(client)
-        .await
-        .map_err(|error| failed(format!("{error:#}")))?;
+    let report = migrate(client).await.map_err(|error| {
+        let advice = if is_lock_away(&error) {
+            "; a transaction holds what the migration needs: end it, and brokers of an older version"
+        } else {
+            ""
+        };
+        failed(format!("{error:#}{advice}"))
+    })?;
     for migration in report.applied_migrations() {
         tracing::info!(%migration, "schema migrated");
     }
@@ -330,6 +344,37 @@ async fn check_and_migrate(client: &mut Client, address: &str) -> Result<Checked
         .await
         .map_err(|error| failed(describe(&error)))?;
     Ok(checked)
+}
+
+/// Applies the migrations that are missing. One that does not get a lock at once lets go of its others
+/// and asks again: requests of other brokers would wait behind it for as long as it waits.
+async fn migrate(client: &mut Client) -> Result<Report, refinery::Error> {
+    let mut runner = embedded::migrations::runner();
+    runner.set_migration_table_name("queen.migrations");
+    let mut attempt = 1;
+    loop {
+        match runner.run_async(client).await {
+            Err(error) if attempt < MIGRATION_ATTEMPTS && is_lock_away(&error) => {
+                tracing::warn!(
+                    attempt,
+                    "a migration waits for a lock that another session of the database holds"
+                );
+                attempt += 1;
+                tokio::time::sleep(MIGRATION_PAUSE).await;
+            }
+            done => return done,
+        }
+    }
+}
+
+fn is_lock_away(error: &refinery::Error) -> bool {
+    let Kind::Connection(_, source) = error.kind() else {
+        return false;
+    };
+    let code = source
+        .downcast_ref::<tokio_postgres::Error>()
+        .and_then(tokio_postgres::Error::code);
+    code == Some(&SqlState::LOCK_NOT_AVAILABLE) || code == Some(&SqlState::T_R_DEADLOCK_DETECTED)
 }
 
 /// What a connection outside of the pool brings: notifications, for one that listens.

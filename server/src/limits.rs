@@ -75,6 +75,13 @@ pub const LOCK_CLASS_MIGRATE: i32 = 0x5155_0001;
 /// First key of the broker's advisory locks of two keys: key/value buckets.
 pub const LOCK_CLASS_KV: i32 = 0x5155_0002;
 
+/// How long a migration waits for a lock at a time: whatever comes after it waits, too.
+pub const MIGRATION_LOCK_WAIT: Duration = Duration::from_secs(1);
+/// How often a migration asks for its locks before the broker gives up.
+pub const MIGRATION_ATTEMPTS: usize = 60;
+/// Pause between two of these attempts: what waited for the migration goes on meanwhile.
+pub const MIGRATION_PAUSE: Duration = Duration::from_secs(1);
+
 /// How long a request waits for a database connection.
 pub const CONNECTION_WAIT: Duration = Duration::from_secs(5);
 /// How long a connection attempt may take.

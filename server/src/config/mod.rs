@@ -37,8 +37,8 @@ pub struct DatabaseConfig {
     pub lock_timeout: Duration,
     /// Longest pause inside a transaction.
     pub idle_timeout: Duration,
-    /// Whether sessions ask for commits to be waited for, because the server would not by itself.
-    pub waits_for_commits: bool,
+    /// What sessions set `synchronous_commit` to; `None` before the server was asked.
+    pub synchronous_commit: Option<String>,
 }
 
 impl fmt::Debug for DatabaseConfig {
@@ -174,7 +174,7 @@ impl Config {
             statement_timeout: millis(&mut reader, "QUEEN_PG_STATEMENT_TIMEOUT_MS", 100),
             lock_timeout: millis(&mut reader, "QUEEN_PG_LOCK_TIMEOUT_MS", 100),
             idle_timeout: millis(&mut reader, "QUEEN_PG_IDLE_TIMEOUT_MS", 100),
-            waits_for_commits: false,
+            synchronous_commit: None,
         };
         let database_named = ["PG_HOST", "PG_PORT", "PG_USER", "PG_PASSWORD", "PG_DB"]
             .iter()

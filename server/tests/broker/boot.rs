@@ -6,8 +6,9 @@ use private_postgres::{Options, PrivatePostgres};
 use queen::broker::Running;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::timeout;
+use tokio_postgres::Client;
 
-use crate::support::{Fixture, config};
+use crate::support::{Fixture, config, connect, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn brokers_that_boot_at_once_on_an_empty_database_all_serve() {
@@ -64,7 +65,7 @@ async fn a_stop_answers_the_parked_fetches() {
     let parked =
         tokio::spawn(async move { reqwest::Client::new().post(url).body(body).send().await });
     let broker = std::sync::Arc::clone(other.broker());
-    crate::support::until(|| async { broker.waiters.count() == 1 }).await;
+    until(|| async { broker.waiters.count() == 1 }).await;
     timeout(Duration::from_secs(10), other.stop())
         .await
         .unwrap()
@@ -153,4 +154,67 @@ async fn commits_are_waited_for_whatever_the_server_is_set_to() {
         let row = client.query_one("SHOW synchronous_commit", &[]).await;
         assert_eq!(row.unwrap().get::<_, String>(0), expected);
     }
+}
+
+#[tokio::test]
+async fn commits_are_waited_for_when_the_server_is_set_not_to_after_the_broker_began() {
+    let fixture = Fixture::start().await;
+    let session = fixture.session().await;
+    session
+        .batch_execute("ALTER SYSTEM SET synchronous_commit = off")
+        .await
+        .unwrap();
+    session
+        .batch_execute("SELECT pg_reload_conf()")
+        .await
+        .unwrap();
+    let shown = |client: Client| async move {
+        let row = client.query_one("SHOW synchronous_commit", &[]).await;
+        row.unwrap().get::<_, String>(0)
+    };
+    until(|| async { shown(fixture.session().await).await == "off" }).await;
+    let database = &fixture.broker.broker().database;
+    let (client, connection) = database.separate().await.unwrap();
+    tokio::spawn(connection);
+    assert_eq!(shown(client).await, "on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_migration_that_does_not_get_a_lock_lets_others_pass_and_asks_again() {
+    let postgres = PrivatePostgres::start(Options::throwaway()).unwrap();
+    let mut admin = tokio_postgres::Config::new();
+    admin
+        .host_path(postgres.socket_dir())
+        .port(postgres.port())
+        .user(postgres.user())
+        .password(postgres.password())
+        .dbname(postgres.database());
+    let holder = connect(&admin).await;
+    holder
+        .batch_execute(
+            "CREATE SCHEMA queen;
+             CREATE TABLE queen.migrations (version int4 PRIMARY KEY, name varchar(255),
+                 applied_on varchar(255), checksum varchar(255))",
+        )
+        .await
+        .unwrap();
+    holder
+        .batch_execute("BEGIN; LOCK TABLE queen.migrations IN SHARE MODE")
+        .await
+        .unwrap();
+    let observer = connect(&admin).await;
+    let releasing = async {
+        let sql = "SELECT xact_start FROM pg_stat_activity
+                   WHERE wait_event_type = 'Lock' AND query LIKE '%queen.migrations%'";
+        let waiting = || async {
+            let row = observer.query_opt(sql, &[]).await.unwrap();
+            row.map(|row| row.get::<_, std::time::SystemTime>(0))
+        };
+        until(|| async { waiting().await.is_some() }).await;
+        let first = waiting().await;
+        until(|| async { matches!(waiting().await, now if now.is_some() && now != first) }).await;
+        holder.batch_execute("ROLLBACK").await.unwrap();
+    };
+    let starting = async { Running::start(config(&postgres, &[])).await.unwrap() };
+    tokio::join!(starting, releasing);
 }
