@@ -1,6 +1,8 @@
 //! What a window's manifest names beside its objects: offsets that were deleted before they were
 //! read, and records that came late.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 
 use crate::lake::documents::Intent;
@@ -71,18 +73,28 @@ pub fn count(ranges: &[OffsetRange]) -> u64 {
 
 /// `ranges` without what `taken` covers.
 pub fn subtract(ranges: Vec<OffsetRange>, taken: &[OffsetRange]) -> Vec<OffsetRange> {
-    let mut left = ranges;
+    // By partition: there may be as many ranges as partitions.
+    let mut cuts: HashMap<&str, Vec<&OffsetRange>> = HashMap::new();
     for cut in taken {
-        left = left
-            .into_iter()
-            .flat_map(|range| without(range, cut))
-            .collect();
+        cuts.entry(&cut.partition).or_default().push(cut);
     }
-    left
+    ranges
+        .into_iter()
+        .flat_map(|range| {
+            let cuts = cuts
+                .get(range.partition.as_str())
+                .cloned()
+                .unwrap_or_default();
+            cuts.into_iter().fold(vec![range], |left, cut| {
+                let without = |range| without(range, cut);
+                left.into_iter().flat_map(without).collect()
+            })
+        })
+        .collect()
 }
 
 fn without(range: OffsetRange, cut: &OffsetRange) -> Vec<OffsetRange> {
-    if range.partition != cut.partition || cut.to < range.from || range.to < cut.from {
+    if cut.to < range.from || range.to < cut.from {
         return vec![range];
     }
     let below = OffsetRange {

@@ -65,7 +65,9 @@ pub const RETRY_MIN: Duration = Duration::from_secs(1);
 /// Longest pause before a failed call is tried again.
 pub const RETRY_MAX: Duration = Duration::from_secs(60);
 /// How long answers must agree that a queue is gone before its partitions have ended.
-pub const QUEUE_GONE_AFTER: Duration = Duration::from_secs(10);
+pub const QUEUE_GONE_AFTER: Duration = Duration::from_secs(120);
+/// How many answers must do so at least.
+pub const QUEUE_GONE_ANSWERS: u32 = 3;
 /// How often a queue that does not exist is looked for.
 pub const UNKNOWN_QUEUE_RETRY: Duration = Duration::from_secs(60);
 /// Discovery intervals between two listings of `QUEEN_S3_QUEUES=*`.

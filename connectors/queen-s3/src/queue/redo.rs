@@ -205,7 +205,8 @@ impl Task {
         }
         let mut probing = Probing::new(&self.context.jitter);
         while engine.wants_probes() {
-            self.probe(&mut engine, &mut probing).await?;
+            self.probe(&mut engine, &mut probing, doubtful.as_mut())
+                .await?;
         }
         Ok(Found {
             partitions: engine.positions(),

@@ -252,6 +252,7 @@ impl Task {
         }
         let pointer = self.pointer_after(standing, manifest);
         fence.write_committed(&pointer).await?;
+        self.show(&pointer);
         warn!(
             queue = %self.queue,
             k = manifest.k,

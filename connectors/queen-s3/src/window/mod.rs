@@ -151,6 +151,11 @@ impl Engine {
         !self.ready.is_empty()
     }
 
+    /// Whether the position of a partition is still looked for.
+    pub fn is_seeking(&self) -> bool {
+        !self.seeks.is_empty()
+    }
+
     /// Whether neither a record nor a lost range waits for a window.
     pub fn is_drained(&self) -> bool {
         self.buffers.is_empty() && self.lost.is_empty()

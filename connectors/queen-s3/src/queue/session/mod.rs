@@ -64,6 +64,8 @@ enum Event {
 struct Absent {
     /// When the first of these answers came, with none between that said otherwise.
     since: Instant,
+    /// How many came since.
+    answers: u32,
     /// The `safeTime` of the last one.
     safe_time: Micros,
     confirmed: bool,
@@ -211,7 +213,8 @@ impl<'a> Session<'a> {
     /// finished or left to the next start.
     fn judged_last_window(&mut self) -> bool {
         if !self.committing && !std::mem::replace(&mut self.judged, true) {
-            self.close(Press::Drain);
+            let gone = self.absent.is_some_and(|absent| absent.confirmed);
+            self.close(if gone { Press::Gone } else { Press::Drain });
         }
         self.judged
     }

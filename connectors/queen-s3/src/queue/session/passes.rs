@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use super::{Absent, Event, Session};
 use crate::broker::{BrokerError, Changed, ChangedRequest, EntryError};
-use crate::limits::{CHANGED_PAGE, FULL_PASS_EVERY, QUEUE_GONE_AFTER};
+use crate::limits::{CHANGED_PAGE, FULL_PASS_EVERY, QUEUE_GONE_AFTER, QUEUE_GONE_ANSWERS};
 use crate::observe::sampled::Sampled;
 use crate::queue::doubtful::Doubtful;
 use crate::queue::{End, Task};
@@ -157,10 +157,16 @@ impl Session<'_> {
                     warn!(%queue, %error, suppressed, "discovery failed; trying again");
                 }
                 let pause = self.pass_backoff.next(error.retry_after());
+                self.doubt_absence();
                 self.give_pass_up(pause);
                 return;
             }
         };
+        if self.absent.is_some_and(|absent| absent.confirmed) {
+            // A queue that is back by now is another one: it is begun anew, from what is committed.
+            self.queue_gone(answer.safe_time);
+            return;
+        }
         match &answer.error {
             None => {}
             Some(EntryError::UnknownQueue) => {
@@ -170,13 +176,14 @@ impl Session<'_> {
             Some(error) => {
                 warn!(queue = %self.task.queue, %error, "a discovery page was refused");
                 let pause = self.pass_backoff.next(None);
+                self.doubt_absence();
                 self.give_pass_up(pause);
                 return;
             }
         }
         self.discovery_log.success();
         self.pass_backoff.reset();
-        self.absent = None;
+        self.doubt_absence();
         self.task.status.present.store(true, Relaxed);
         self.task.note_degraded(answer.degraded);
         self.engine.page(answer.safe_time, &answer.partitions);
@@ -195,8 +202,11 @@ impl Session<'_> {
     /// agree: a broker or a gateway that slips for a moment must not make records lost.
     fn queue_gone(&mut self, safe_time: Micros) {
         let now = Instant::now();
-        let since = self.absent.map_or(now, |absent| absent.since);
-        let confirmed = now - since >= QUEUE_GONE_AFTER;
+        let (since, answers) = match self.absent {
+            Some(absent) => (absent.since, absent.answers + 1),
+            None => (now, 1),
+        };
+        let confirmed = now - since >= QUEUE_GONE_AFTER && answers >= QUEUE_GONE_ANSWERS;
         if confirmed {
             self.engine.queue_gone(safe_time);
         } else {
@@ -204,11 +214,17 @@ impl Session<'_> {
         }
         self.absent = Some(Absent {
             since,
+            answers,
             safe_time,
             confirmed,
         });
         self.pass = None;
         self.next_pass = now + self.task.settings().discovery_interval;
+    }
+
+    /// An answer came that does not say that the queue is gone.
+    fn doubt_absence(&mut self) {
+        self.absent = self.absent.take_if(|absent| absent.confirmed);
     }
 
     fn give_pass_up(&mut self, pause: Duration) {

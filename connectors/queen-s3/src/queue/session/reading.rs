@@ -13,6 +13,7 @@ use crate::limits::{
     FETCH_ENTRY_MAX_BYTES, FETCH_LEAST_ENTRIES, PROBE_BYTES, QUEUE_ROOM_BYTES,
 };
 use crate::observe::sampled::Sampled;
+use crate::queue::doubtful::Doubtful;
 use crate::queue::{End, Task};
 use crate::retry::{Backoff, Jitter};
 use crate::window::{Engine, Press, ReadRequest, ReadResult};
@@ -34,9 +35,10 @@ fn expansion(before: f64, rendered: usize, stored: f64) -> f64 {
 }
 
 /// Stored bytes that an entry asks for after a call in which `starved` of `asked` came back empty
-/// below their watermarks: a broker may answer nothing where the next segment is longer.
-fn entry_bytes(before: u32, starved: usize, asked: usize, least: u32) -> u32 {
-    if starved * 2 > asked {
+/// below their watermarks: a broker may answer nothing where the next segment is longer. In an
+/// answer of many bytes (`rendered`) they only came after the call's own were spent.
+fn entry_bytes(before: u32, starved: usize, asked: usize, rendered: usize, least: u32) -> u32 {
+    if starved * 2 > asked && rendered < FETCH_CALL_BYTES {
         before.saturating_mul(4).min(FETCH_ENTRY_MAX_BYTES)
     } else if asked > 0 {
         (before - before / 8).max(least)
@@ -89,17 +91,18 @@ impl Task {
     }
 
     /// One call of probes for the positions that `engine` still looks for. A call that brings
-    /// nothing is followed by a pause.
+    /// nothing is followed by a pause. `doubtful` hears of a pass that this takes.
     pub(in crate::queue) async fn probe(
         &self,
         engine: &mut Engine,
         probing: &mut Probing,
+        doubtful: Option<&mut Doubtful>,
     ) -> Result<(), End> {
         let probes = engine.next_probes(FETCH_ENTRIES);
         if probes.is_empty() {
             // What is left contradicts the last pass.
             tokio::time::sleep(probing.backoff.next(None)).await;
-            return self.whole_pass(engine, true, None).await;
+            return self.whole_pass(engine, true, doubtful).await;
         }
         let request = self.fetch_request(&probes, probing.bytes, probing.bytes);
         let mut progress = false;
@@ -116,7 +119,9 @@ impl Task {
                     }
                     engine.unread(read);
                 }
-                probing.bytes = entry_bytes(probing.bytes, starved, probes.len(), PROBE_BYTES);
+                let rendered = answer.batch.held_bytes();
+                let asked = probes.len();
+                probing.bytes = entry_bytes(probing.bytes, starved, asked, rendered, PROBE_BYTES);
             }
             Err(error) => {
                 probes.iter().for_each(|read| engine.unread(read));
@@ -174,8 +179,12 @@ impl Session<'_> {
             let stored = (room as f64 / self.expansion / reads.len() as f64) as u32;
             let max_bytes = stored.clamp(self.entry_bytes, FETCH_ENTRY_MAX_BYTES);
             let request = self.task.fetch_request(&reads, max_bytes, self.probe_bytes);
+            let asked = request
+                .entries
+                .iter()
+                .map(|entry| f64::from(entry.max_bytes));
             let call = Call {
-                stored: f64::from(max_bytes) * reads.len() as f64,
+                stored: asked.sum(),
                 reads,
                 room,
             };
@@ -203,7 +212,12 @@ impl Session<'_> {
     fn entries(&self, room: usize) -> usize {
         let slots = self.task.settings().fetch_concurrency - self.fetches;
         let share = self.engine.ready().div_ceil(slots).max(FETCH_LEAST_ENTRIES);
-        let enough = (room as f64 / self.expansion / f64::from(self.entry_bytes)) as usize;
+        let each = if self.engine.is_seeking() {
+            self.entry_bytes.max(self.probe_bytes)
+        } else {
+            self.entry_bytes
+        };
+        let enough = (room as f64 / self.expansion / f64::from(each)) as usize;
         share.min(enough).clamp(1, FETCH_ENTRIES)
     }
 
@@ -289,8 +303,11 @@ impl Session<'_> {
                 }
             }
         }
-        self.entry_bytes = entry_bytes(self.entry_bytes, starved, reads, FETCH_ENTRY_LEAST_BYTES);
-        self.probe_bytes = entry_bytes(self.probe_bytes, starved_probes, probes, PROBE_BYTES);
+        let rendered = answer.batch.held_bytes();
+        let least = FETCH_ENTRY_LEAST_BYTES;
+        self.entry_bytes = entry_bytes(self.entry_bytes, starved, reads, rendered, least);
+        let (before, least) = (self.probe_bytes, PROBE_BYTES);
+        self.probe_bytes = entry_bytes(before, starved_probes, probes, rendered, least);
         if !self.barren {
             self.fetch_backoff.reset();
         }
