@@ -124,6 +124,7 @@ pub struct Log {
     safe_lag: i64,
     degraded: AtomicBool,
     silent: AtomicBool,
+    denying: AtomicBool,
 }
 
 /// A line of a listing.
@@ -159,6 +160,7 @@ impl Log {
             safe_lag: SAFE_LAG,
             degraded: AtomicBool::new(false),
             silent: AtomicBool::new(false),
+            denying: AtomicBool::new(false),
         })
     }
 
@@ -340,11 +342,19 @@ impl Log {
         *most = bytes.max(*most);
     }
 
+    /// Says of every queue that it is not there, or no longer does.
+    pub fn deny(&self, denying: bool) {
+        self.denying.store(denying, Ordering::Relaxed);
+    }
+
     /// A discovery page and its cursor; `None` when the queue is unknown.
     pub fn page(&self, request: &ChangedRequest) -> Option<(Vec<Listed>, Option<String>)> {
         let mut state = self.state();
         let state = &mut *state;
         state.counts.pages += 1;
+        if self.denying.load(Ordering::Relaxed) {
+            return None;
+        }
         let queue = state.queues.get(&*request.queue)?;
         let limit = state.limits.page.min(request.limit as usize);
         let after = request.after.as_deref();

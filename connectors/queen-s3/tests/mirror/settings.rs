@@ -10,7 +10,7 @@ use queen_s3::config::Start;
 
 use crate::bucket::MemoryBucket;
 use crate::history::records;
-use crate::log::{Log, SAFE_LAG};
+use crate::log::{Limits, Log, SAFE_LAG};
 use crate::sink::{Options, Sink, committed, eventually};
 use crate::{HOUR, SECOND, TEN, in_virtual_time};
 
@@ -203,6 +203,32 @@ fn a_queue_that_is_not_there_is_looked_for_once_a_minute_and_mirrored_from_its_f
         log.write("orders", &Name::from("p"), written, 1);
         eventually("its record", || committed(&log, "orders").1 > written).await;
         sink.stop().await;
+        assert_eq!(records(&bucket), log.records("orders"));
+    });
+}
+
+#[test]
+fn a_broker_that_denies_a_queue_for_a_minute_makes_nothing_lost_of_it() {
+    in_virtual_time(async {
+        let log = Log::new(TEN + HOUR / 2, payload);
+        log.create("orders");
+        log.write("orders", &Name::from("p"), TEN, 500);
+        // One record a call: most are unread when the broker slips.
+        log.limit(Limits {
+            entry_records: 1,
+            call_records: 1,
+            ..Limits::default()
+        });
+        let bucket = Arc::<MemoryBucket>::default();
+        let sink = Sink::start(&log, &bucket, &["orders"], &Options::new());
+        let status = sink.status.queue("orders");
+        eventually("it is being read", || status.buffered.load(Relaxed) > 0).await;
+        log.deny(true);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        log.deny(false);
+        eventually("a window", || committed(&log, "orders").0 > 0).await;
+        sink.stop().await;
+        assert_eq!(status.lost.load(Relaxed), 0);
         assert_eq!(records(&bucket), log.records("orders"));
     });
 }
