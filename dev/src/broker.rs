@@ -84,6 +84,11 @@ impl Broker {
         &self.client
     }
 
+    /// The process id, while it runs.
+    pub fn pid(&self) -> Option<i32> {
+        self.process.as_ref().map(Process::pid)
+    }
+
     /// What it wrote, over all its restarts.
     pub fn logs(&self) -> &Logs {
         &self.logs

@@ -9,6 +9,7 @@ mod binaries;
 mod broker;
 mod check;
 mod client;
+pub mod events;
 mod lake;
 mod limits;
 mod logs;

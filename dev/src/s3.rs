@@ -2,12 +2,14 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
-use s3s::access::S3Access;
+use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::SimpleAuth;
 use s3s::dto::{GetObjectInput, HeadObjectInput};
 use s3s::service::{S3Service, S3ServiceBuilder};
@@ -26,6 +28,8 @@ pub struct S3Server {
     address: SocketAddr,
     access_key: String,
     secret_key: String,
+    /// What every request waits before it is served, in milliseconds.
+    delay: Arc<AtomicU64>,
     task: Option<JoinHandle<()>>,
 }
 
@@ -42,6 +46,7 @@ impl S3Server {
             address: (Ipv4Addr::LOCALHOST, 0).into(),
             access_key: "dev-access-key".into(),
             secret_key: "dev-secret-key-never-in-a-log".into(),
+            delay: Arc::default(),
             task: None,
         };
         server.start_again().await?;
@@ -66,6 +71,13 @@ impl S3Server {
     /// The folder whose folders are the buckets.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// Lets every request from now on wait this long before it is served, as a store far away does.
+    pub fn delay(&self, delay: Duration) {
+        // A delay of more milliseconds than fit is never meant.
+        let millis = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+        self.delay.store(millis, Ordering::Relaxed);
     }
 
     /// Closes the port and cuts every connection, as a crash would.
@@ -93,8 +105,9 @@ impl S3Server {
             self.access_key.as_str(),
             self.secret_key.as_str(),
         ));
-        service.set_access(FoldersAreNoObjects {
+        service.set_access(Access {
             root: self.root.clone(),
+            delay: Arc::clone(&self.delay),
         });
         self.task = Some(tokio::spawn(serve(listener, service.build())));
         Ok(())
@@ -109,13 +122,14 @@ impl Drop for S3Server {
     }
 }
 
-/// Answers for a folder as S3 does for a key that only others begin with: there is no such object.
-/// The file system behind the server takes it for one that cannot be read.
-struct FoldersAreNoObjects {
+/// Lets requests wait, and answers for a folder as S3 does for a key that only others begin with:
+/// there is no such object. The file system behind the server takes it for one that cannot be read.
+struct Access {
     root: PathBuf,
+    delay: Arc<AtomicU64>,
 }
 
-impl FoldersAreNoObjects {
+impl Access {
     fn check_key(&self, bucket: &str, key: &str) -> S3Result<()> {
         if self.root.join(bucket).join(key).is_dir() {
             return Err(s3_error!(NoSuchKey));
@@ -125,7 +139,18 @@ impl FoldersAreNoObjects {
 }
 
 #[async_trait::async_trait]
-impl S3Access for FoldersAreNoObjects {
+impl S3Access for Access {
+    async fn check(&self, context: &mut S3AccessContext<'_>) -> S3Result<()> {
+        let delay = self.delay.load(Ordering::Relaxed);
+        if delay > 0 {
+            tokio::time::sleep(Duration::from_millis(delay)).await;
+        }
+        match context.credentials() {
+            Some(_) => Ok(()),
+            None => Err(s3_error!(AccessDenied, "a signature is required")),
+        }
+    }
+
     async fn head_object(&self, request: &mut S3Request<HeadObjectInput>) -> S3Result<()> {
         self.check_key(&request.input.bucket, &request.input.key)
     }

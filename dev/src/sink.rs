@@ -94,6 +94,11 @@ impl Sink {
         Ok(())
     }
 
+    /// The process id.
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
     /// What it wrote, over all its restarts.
     pub fn logs(&self) -> &Logs {
         &self.logs

@@ -5,7 +5,6 @@
 //! Ends with 0 when the lake holds every pushed record exactly once, else with 1 and the records
 //! that differ.
 
-mod events;
 mod progress;
 mod report;
 
@@ -24,7 +23,7 @@ use queen_dev::{
 };
 use tempfile::TempDir;
 
-use crate::events::{CLICKS, ORDERS};
+use queen_dev::events::{self, CLICKS, ORDERS};
 use crate::progress::{Progress, grouped};
 
 /// Where the lake and the logs stay, from the folder in which the demo is started.

@@ -1,11 +1,12 @@
-//! The demo's events: the life of a shop, the same on every run.
+//! Events of the demo and of the benchmarks: the life of a shop, the same on every run.
 
 use std::sync::Arc;
 
 use anyhow::Result;
 use fastrand::Rng;
-use queen_dev::Event;
 use serde_json::json;
+
+use crate::client::Event;
 
 /// The queue of order events, one partition per customer.
 pub const ORDERS: &str = "orders";

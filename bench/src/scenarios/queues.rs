@@ -1,0 +1,76 @@
+//! Many queues, all idle: what each costs.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use queen_dev::{Metrics, SinkOptions, Stack, StackOptions, eventually};
+
+use crate::report::Figure;
+use crate::workload::Payloads;
+use crate::{Plan, usage};
+
+/// The scenario's name.
+pub const NAME: &str = "queues";
+const QUEUES: usize = 500;
+const SECONDS: usize = 60;
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Measures the scenario.
+pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
+    let stack = Stack::start(StackOptions::default()).await?;
+    let payloads = Payloads::of_the_demo()?;
+    let queues = plan.scaled(QUEUES);
+    for number in 0..queues {
+        let queue = format!("queue-{number:04}");
+        stack.client().push(payloads.batch(&queue, 0, 1, 1)).await?;
+    }
+    // Intervals as they are unless set: this is about what idle queues cost by default.
+    let options = SinkOptions::new("*")
+        .with("QUEEN_S3_MAX_WINDOW_MS", "")
+        .with("QUEEN_S3_DISCOVERY_INTERVAL_MS", "")
+        .with("QUEEN_S3_SAFE_GUARD_MS", "")
+        .with("QUEEN_S3_LEASE_TTL_MS", "");
+    let sink = stack.sink(&options)?;
+    let owned = async || {
+        let metrics = sink.metrics().await?;
+        let listed = metrics.text().matches("queen_s3_lag_seconds{").count();
+        Ok((listed >= queues).then_some(()))
+    };
+    eventually(LIMIT, owned)
+        .await
+        .with_context(|| format!("claiming the queues:{}", sink.logs().tail()))?;
+
+    let broker = stack.broker.pid().context("the broker runs")?;
+    let read = async || {
+        let cpu = usage::cpu(sink.pid())? + usage::cpu(broker)?;
+        anyhow::Ok((usage::cpu(sink.pid())?, cpu, s3_requests(&sink.metrics().await?)))
+    };
+    let before = read().await?;
+    tokio::time::sleep(Duration::from_secs(plan.scaled(SECONDS) as u64)).await;
+    let after = read().await?;
+    let minutes = plan.scaled(SECONDS) as f64 / 60.0 * queues as f64;
+    let cost = |cpu: Duration| cpu.as_secs_f64() * 1e3 / minutes;
+    Ok(vec![
+        Figure::new("idle queues", "", vec![queues as f64]),
+        Figure::new(
+            "sink CPU per queue and minute",
+            "ms",
+            vec![cost(after.0 - before.0)],
+        ),
+        Figure::new(
+            "sink and broker CPU per queue and minute",
+            "ms",
+            vec![cost(after.1 - before.1)],
+        ),
+        Figure::new(
+            "S3 requests per queue and minute",
+            "",
+            vec![(after.2 - before.2) / minutes],
+        ),
+    ])
+}
+
+fn s3_requests(metrics: &Metrics) -> f64 {
+    let requests = metrics.get("queen_s3_s3_requests_total", None);
+    requests.unwrap_or_default()
+}
