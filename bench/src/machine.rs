@@ -51,5 +51,9 @@ fn commit() -> Option<String> {
     };
     let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
     let changed = !git(&["status", "--porcelain", "--untracked-files=no"])?.is_empty();
-    Some(if changed { commit + " + changes" } else { commit })
+    Some(if changed {
+        commit + " + changes"
+    } else {
+        commit
+    })
 }

@@ -177,10 +177,7 @@ mod tests {
     #[test]
     fn a_figure_is_held_to_its_bar_by_its_median() {
         let figure = Figure::new("ratio", "x zstd", vec![3.0, 1.0, 1.5]);
-        assert_eq!(
-            figure.clone().bar(Bar::AtMost(1.5)).verdict(),
-            Some(true)
-        );
+        assert_eq!(figure.clone().bar(Bar::AtMost(1.5)).verdict(), Some(true));
         assert_eq!(figure.clone().bar(Bar::AtLeast(1.6)).verdict(), Some(false));
         assert_eq!(figure.verdict(), None);
         let mut report = Report::default();

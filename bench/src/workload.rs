@@ -37,7 +37,10 @@ impl Payloads {
             let mut payload = String::from("[");
             while payload.len() < bytes {
                 let Some(part) = parts.next() else {
-                    ensure!(!payloads.is_empty(), "{bytes} bytes are more than all events");
+                    ensure!(
+                        !payloads.is_empty(),
+                        "{bytes} bytes are more than all events"
+                    );
                     return Ok(Self(Arc::new(payloads)));
                 };
                 if payload.len() > 1 {
@@ -51,7 +54,13 @@ impl Payloads {
     }
 
     /// The batch number `batch` of `records` records for `queue`, spread over `partitions`.
-    pub fn batch(&self, queue: &str, batch: usize, records: usize, partitions: usize) -> Vec<Event> {
+    pub fn batch(
+        &self,
+        queue: &str,
+        batch: usize,
+        records: usize,
+        partitions: usize,
+    ) -> Vec<Event> {
         let partition = format!("customer-{:07}", batch % partitions);
         (0..records)
             .map(|place| {

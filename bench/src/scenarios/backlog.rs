@@ -91,7 +91,11 @@ fn figures_of(
             .collect()
     };
     let each = |value: fn(&Run) -> f64| runs.iter().map(value).collect();
-    let mut sink = Figure::new(format!("{shape}: sink"), "x zstd", ratio(|run| run.cpu.sink));
+    let mut sink = Figure::new(
+        format!("{shape}: sink"),
+        "x zstd",
+        ratio(|run| run.cpu.sink),
+    );
     let mut deployment = Figure::new(
         format!("{shape}: sink, broker, PostgreSQL"),
         "x zstd",
@@ -131,7 +135,11 @@ fn figures_of(
             "MiB",
             runs.iter().map(|run| mebibytes(run.peak)).collect(),
         ),
-        Figure::new(format!("{shape}: windows"), "", each(|run| run.windows as f64)),
+        Figure::new(
+            format!("{shape}: windows"),
+            "",
+            each(|run| run.windows as f64),
+        ),
     ]
 }
 

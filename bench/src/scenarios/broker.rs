@@ -81,7 +81,9 @@ async fn copy_blocks(stack: &Stack, client: &Client, queue: &str) -> Result<Dura
         .await?;
     let postgres = stack.postgres.pid().context("PostgreSQL runs")?;
     let before = usage::cpu_of_family(postgres)?;
-    let copy = client.copy_in("COPY copied FROM STDIN (FORMAT binary)").await?;
+    let copy = client
+        .copy_in("COPY copied FROM STDIN (FORMAT binary)")
+        .await?;
     tokio::pin!(copy);
     for piece in pieces {
         copy.send(piece).await?;

@@ -43,7 +43,11 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let broker = stack.broker.pid().context("the broker runs")?;
     let read = async || {
         let cpu = usage::cpu(sink.pid())? + usage::cpu(broker)?;
-        anyhow::Ok((usage::cpu(sink.pid())?, cpu, s3_requests(&sink.metrics().await?)))
+        anyhow::Ok((
+            usage::cpu(sink.pid())?,
+            cpu,
+            s3_requests(&sink.metrics().await?),
+        ))
     };
     let before = read().await?;
     tokio::time::sleep(Duration::from_secs(plan.scaled(SECONDS) as u64)).await;

@@ -51,10 +51,7 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     samples.lags.sort_unstable_by(f64::total_cmp);
     samples.safe_lags.sort_unstable_by(f64::total_cmp);
     let expected = WINDOW.as_secs_f64() + percentile(&samples.safe_lags, 50);
-    let (p50, p99) = (
-        percentile(&samples.lags, 50),
-        percentile(&samples.lags, 99),
-    );
+    let (p50, p99) = (percentile(&samples.lags, 50), percentile(&samples.lags, 99));
     let cost = |cpu: Duration| cpu.as_secs_f64() * 1e6 / records as f64;
     let (steady, backlog) = (cost(steady), cost(backlog.cpu.sink));
     Ok(vec![

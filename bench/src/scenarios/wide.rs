@@ -36,10 +36,7 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let idle = plan.scaled(IDLE);
     for (queue, count) in [(WIDE, idle), (NARROW, 1_000)] {
         stack.client().configure(queue).await?;
-        stack
-            .client()
-            .push(payloads.batch(queue, 0, 1, 1))
-            .await?;
+        stack.client().push(payloads.batch(queue, 0, 1, 1)).await?;
         database::multiply_partition(&database, queue, count).await?;
     }
     let mut figures = vec![Figure::new("partitions", "", vec![idle as f64])];
@@ -145,9 +142,15 @@ async fn stream(
     let sweep = begin.elapsed();
 
     push(stack, queue, payloads, 5).await?;
-    let before = (usage::cpu(sink.pid())?, Counts::of(&sink.metrics().await?, queue));
+    let before = (
+        usage::cpu(sink.pid())?,
+        Counts::of(&sink.metrics().await?, queue),
+    );
     push(stack, queue, payloads, seconds).await?;
-    let after = (usage::cpu(sink.pid())?, Counts::of(&sink.metrics().await?, queue));
+    let after = (
+        usage::cpu(sink.pid())?,
+        Counts::of(&sink.metrics().await?, queue),
+    );
     let windows = after.1.windows - before.1.windows;
     let cost = Cost {
         sweep,
@@ -165,7 +168,11 @@ struct Counts {
 
 impl Counts {
     fn of(metrics: &Metrics, queue: &str) -> Self {
-        let of_queue = |name| metrics.get(name, Some(("queue", queue))).unwrap_or_default();
+        let of_queue = |name| {
+            metrics
+                .get(name, Some(("queue", queue)))
+                .unwrap_or_default()
+        };
         Self {
             windows: of_queue("queen_s3_windows_committed_total"),
             calls: of_queue("queen_s3_fetch_calls_total")
@@ -213,7 +220,10 @@ async fn page_time(stack: &Stack, queue: &str) -> Result<Duration> {
         let mut entry = ChangedEntry::new(queue).limit(1_000);
         entry.after = after;
         let begin = Instant::now();
-        let answer = stack.client().changed(ChangedRequest::new(vec![entry])).await?;
+        let answer = stack
+            .client()
+            .changed(ChangedRequest::new(vec![entry]))
+            .await?;
         times.push(begin.elapsed());
         // The last page leads back to the first one.
         after = answer.entries.into_iter().next().and_then(|page| page.next);

@@ -23,8 +23,8 @@ use queen_dev::{
 };
 use tempfile::TempDir;
 
-use queen_dev::events::{self, CLICKS, ORDERS};
 use crate::progress::{Progress, grouped};
+use queen_dev::events::{self, CLICKS, ORDERS};
 
 /// Where the lake and the logs stay, from the folder in which the demo is started.
 const FOLDER: &str = ".demo";
