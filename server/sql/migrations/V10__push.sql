@@ -33,13 +33,14 @@ DECLARE
     v_ids bigint[];
 BEGIN
     -- Ordered, so that only the index of the names will do: a plan that is made while the tables are
-    -- small stays, and another index would have every partition of the queue read.
+    -- small stays, and another index would have every partition of the queue read. Bounded on both
+    -- sides, so that the rows of a push under way are not stepped over one by one.
     SELECT array_agg(CASE WHEN p.name = g.part THEN p.id END ORDER BY g.ord) INTO v_ids
     FROM unnest(p_queues, p_partitions) WITH ORDINALITY AS g (queue, part, ord)
     LEFT JOIN queen.queues q ON q.tenant = p_tenant AND q.name = g.queue
     LEFT JOIN LATERAL (
         SELECT n.id, n.name FROM queen.partitions n
-        WHERE n.queue_id = q.id AND n.name >= g.part ORDER BY n.name LIMIT 1
+        WHERE n.queue_id = q.id AND n.name >= g.part AND n.name <= g.part ORDER BY n.name LIMIT 1
     ) p ON true;
     RETURN v_ids;
 END
