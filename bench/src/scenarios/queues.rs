@@ -33,7 +33,10 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let sink = stack.sink(&options)?;
     let owned = async || {
         let metrics = sink.metrics().await?;
-        let listed = metrics.text().matches("queen_s3_lag_seconds{").count();
+        let listed = metrics
+            .text()
+            .matches("queen_s3_discovery_partitions{")
+            .count();
         Ok((listed >= queues).then_some(()))
     };
     eventually(LIMIT, owned)
