@@ -241,10 +241,11 @@ async fn a_push_whose_client_is_gone_keeps_its_slot_until_the_database_has_answe
     stream.write_all(request.as_bytes()).await.unwrap();
     let in_use = r#"queen_lane_slots_in_use{lane="push"}"#;
     until(|| async { metric(&fixture, in_use).await == 1.0 }).await;
-    let connections = || async { metric(&fixture, "queen_http_connections").await };
-    let before = connections().await;
+    // Read here and not over HTTP: the client that asks may open a connection of its own to do so.
+    let connections = || fixture.broker.broker().metrics.open_connections.get();
+    let before = connections();
     drop(stream);
-    until(|| async { connections().await < before }).await;
+    until(|| async { connections() < before }).await;
     assert_eq!(metric(&fixture, in_use).await, 1.0);
     holder.batch_execute("ROLLBACK").await.unwrap();
     until(|| async { metric(&fixture, in_use).await == 0.0 }).await;
