@@ -219,3 +219,21 @@ pub const KNOWN_REPEATING_QUEUES: usize = 10_000;
 pub const DEDUP_SWEEP_ROWS: i64 = 1_000;
 /// Time between two sweeps.
 pub const DEDUP_SWEEP_EVERY: Duration = Duration::from_secs(30);
+/// Bytes of what a broker remembers of transaction ids: about 5 an id.
+pub const RECENT_BYTES: usize = 128 * MIB;
+/// Fewer ids of a partition are not worth remembering: the database compares them at every push.
+pub const RECENT_LEAST_IDS: usize = 64;
+/// A partition with fewer ids is forgotten without more ado when there is no room: they are soon read.
+pub const RECENT_FEW_IDS: usize = 512;
+/// Unknown ids of a push's partitions that are compared while these are locked; more are read first.
+pub const RECENT_MOST_UNKNOWN: i64 = 20_000;
+/// A window's ids are forgotten in so many parts.
+pub const RECENT_PARTS: i64 = 8;
+/// Stretches of a partition that are known ahead of one that is not.
+pub const RECENT_AHEAD: usize = 64;
+/// Rows of ids that one statement reads.
+pub const RECENT_ROWS: i64 = 1_000;
+/// Ids that one statement moves to the index.
+pub const RECENT_INDEX_IDS: i64 = 5_000;
+/// Pause after ids could not be moved there.
+pub const RECENT_PAUSE: Duration = Duration::from_secs(1);

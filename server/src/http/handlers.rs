@@ -13,7 +13,7 @@ use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::kv::{batch, operation};
 use crate::limits::INLINE_WORK_BYTES;
-use crate::log::{changed, fetch, push};
+use crate::log::{changed, fetch, push, store};
 use crate::name::check_name;
 use crate::queue::{configure, delete, list};
 
@@ -39,7 +39,7 @@ pub async fn push(
     }
     // A client that goes away must not keep the written from being told to those who wait.
     let task = tokio::spawn(async move {
-        let (push, assigned) = push::store(&broker, tenant, &body, push).await?;
+        let (push, assigned) = store::store(&broker, tenant, &body, push).await?;
         for (queue, partition) in push.queues.iter().zip(&push.partitions) {
             broker.waiters.wake_partition(tenant, queue, partition);
         }

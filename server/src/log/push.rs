@@ -2,24 +2,19 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 
 use bytes::Bytes;
-use deadpool_postgres::Object;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio_postgres::error::SqlState;
-use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use crate::broker::Broker;
 use crate::consume::ids::stored_hash;
-use crate::error::{ApiError, describe};
+use crate::error::ApiError;
 use crate::http::json;
-use crate::limits::{INLINE_WORK_BYTES, PUSH_ATTEMPTS, TRANSACTION_ID_MAX_BYTES};
+use crate::limits::TRANSACTION_ID_MAX_BYTES;
 use crate::log::codec::{Block, BlockWriter};
-use crate::log::repeats::{Earlier, Marks, Repeats, repeated};
-use crate::log::seal::{Place as SealPlace, SealKey, Vault};
+use crate::log::repeats::{Earlier, Marks, Repeats};
+use crate::log::seal::{Place as SealPlace, SealKey};
 use crate::name::{DEFAULT_PARTITION, PartitionName, Text, check_name};
 
 /// The request: everything borrows from the body.
@@ -63,13 +58,13 @@ pub struct PreparedPush {
 
 /// Columns of the segments, as the database takes them.
 #[derive(Debug, Default)]
-struct Segments {
-    group: Vec<i32>,
-    rel: Vec<i64>,
-    records: Vec<i32>,
-    raw: Vec<i32>,
-    payload: Vec<i64>,
-    block: Vec<Vec<u8>>,
+pub(super) struct Segments {
+    pub group: Vec<i32>,
+    pub rel: Vec<i64>,
+    pub records: Vec<i32>,
+    pub raw: Vec<i32>,
+    pub payload: Vec<i64>,
+    pub block: Vec<Vec<u8>>,
 }
 
 /// Where an item went: the `rel`th record of a group; its id ends at `id_end`, and is `given` if the
@@ -102,6 +97,32 @@ impl PreparedPush {
         self.len() == 0
     }
 
+    /// Its segments.
+    pub(super) fn segments(&self) -> &Segments {
+        &self.segments
+    }
+
+    /// Records per group.
+    pub(super) fn counts(&self) -> &Vec<i64> {
+        &self.counts
+    }
+
+    /// Queues whose segments are sealed.
+    pub(super) fn sealed(&self) -> &HashSet<String> {
+        &self.sealed
+    }
+
+    /// The bytes that are to be stored.
+    pub(super) fn stored_bytes(&self) -> usize {
+        self.segments.block.iter().map(Vec::len).sum()
+    }
+
+    /// The ids of all items, as JSON strings.
+    pub(super) fn all_ids(&self) -> Vec<Vec<u8>> {
+        let items = 0..self.places.len();
+        items.map(|item| self.id(item).to_vec()).collect()
+    }
+
     /// The id of an item, as a JSON string.
     fn id(&self, item: usize) -> &[u8] {
         let start = item
@@ -111,33 +132,37 @@ impl PreparedPush {
     }
 
     /// The ids that the database has to compare.
-    fn marks(&self, tenant: Uuid, repeats: &Repeats, key: Option<&SealKey>) -> Marks {
-        let takes: Vec<bool> = self
-            .queues
-            .iter()
-            .map(|queue| repeats.takes(tenant, queue))
-            .collect();
-        let mut marks = Marks::default();
-        for (item, place) in self.places.iter().enumerate() {
-            if !place.given || self.earlier.contains_key(&item) || takes[place.group] {
+    pub(super) fn marks(&self, tenant: Uuid, repeats: &Repeats, key: Option<&SealKey>) -> Marks {
+        let mut counts = vec![0; self.queues.len()];
+        for (_, place) in self.given() {
+            counts[place.group] = self.counts[place.group];
+        }
+        for (count, queue) in counts.iter_mut().zip(&self.queues) {
+            if *count > 0 && repeats.takes(tenant, queue) {
+                *count = 0;
+            }
+        }
+        let mut marks = Marks::of(&counts);
+        for (item, place) in self.given() {
+            if counts[place.group] == 0 {
                 continue;
             }
             let key = key.filter(|_| self.sealed.contains(&self.queues[place.group]));
             let id = stored_hash(self.id(item), key);
-            marks.push(item, place.group, place.rel, id);
+            marks.set(item, place.group, place.rel, id);
         }
         marks
     }
 
+    /// The items whose ids producers gave, and that repeat nothing that is known.
+    fn given(&self) -> impl Iterator<Item = (usize, &Place)> {
+        let places = self.places.iter().enumerate();
+        places.filter(|(item, place)| place.given && !self.earlier.contains_key(item))
+    }
+
     /// The queues with ids that the database is not given, each once.
-    fn unmarked(&self, tenant: Uuid, repeats: &Repeats) -> Vec<String> {
-        let given: HashSet<usize> = self
-            .places
-            .iter()
-            .enumerate()
-            .filter(|(item, place)| place.given && !self.earlier.contains_key(item))
-            .map(|(_, place)| place.group)
-            .collect();
+    pub(super) fn unmarked(&self, tenant: Uuid, repeats: &Repeats) -> Vec<String> {
+        let given: HashSet<usize> = self.given().map(|(_, place)| place.group).collect();
         let queues: HashSet<&String> = given.into_iter().map(|group| &self.queues[group]).collect();
         queues
             .into_iter()
@@ -147,7 +172,7 @@ impl PreparedPush {
     }
 
     /// Seals the segments of `queues` that are not sealed yet.
-    fn seal(
+    pub(super) fn seal(
         &mut self,
         tenant: Uuid,
         queues: &HashSet<String>,
@@ -177,7 +202,7 @@ impl PreparedPush {
     }
 
     /// The queues whose segments are sealed, or in the clear, each once.
-    fn queues_by_seal(&self, sealed: bool) -> Vec<String> {
+    pub(super) fn queues_by_seal(&self, sealed: bool) -> Vec<String> {
         let queues: HashSet<&String> = self
             .queues
             .iter()
@@ -265,7 +290,7 @@ pub fn prepare(body: &Bytes) -> Result<PreparedPush, ApiError> {
 
 /// As [`prepare`], without the items that repeat an earlier record. `ids` are those that an earlier
 /// preparation gave to all items.
-fn prepare_without(
+pub(super) fn prepare_without(
     body: &Bytes,
     earlier: &HashMap<usize, Earlier>,
     ids: &[Vec<u8>],
@@ -391,214 +416,6 @@ impl Segments {
         self.block.push(frame);
         Ok(())
     }
-}
-
-/// Writes a prepared push in one transaction, and gives it back with what each group was assigned.
-///
-/// # Errors
-///
-/// `503` or `500`: nothing is written, unless the connection was lost after the commit was sent.
-pub async fn store(
-    broker: &Broker,
-    tenant: Uuid,
-    body: &Bytes,
-    mut push: PreparedPush,
-) -> Result<(PreparedPush, Vec<Assigned>), ApiError> {
-    const PUSH: &str = "
-        SELECT life, base_offset, NULL::integer, true FROM queen.push($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)
-        WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)
-            AND queen.takes_sealed($1, $13)";
-    const PUSH_ONCE: &str = "
-        SELECT life, base_offset, item, takes
-        FROM queen.push_once($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$14,$15,$16,$17,$18)
-        WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)
-            AND queen.takes_sealed($1, $13)";
-    let Broker {
-        database,
-        vault,
-        repeats,
-        ..
-    } = broker;
-    let mut earlier = HashMap::new();
-    let known = vault.known(tenant, &push.queues);
-    if !known.is_empty() {
-        push = sealed(push, vault, tenant, known).await?;
-    }
-    let mut attempt = 1;
-    loop {
-        let segments = &push.segments;
-        let client = match database.client().await {
-            Err(error) if attempt < PUSH_ATTEMPTS && error.is_slow_session() => {
-                attempt += 1;
-                continue;
-            }
-            client => client?,
-        };
-        let marks = push.marks(tenant, repeats, vault.key().map(Arc::as_ref));
-        let unmarked = push.unmarked(tenant, repeats);
-        let clear = push.queues_by_seal(false);
-        let secret = push.queues_by_seal(true);
-        let mut values: Vec<&(dyn ToSql + Sync)> = vec![
-            &tenant,
-            &push.queues,
-            &push.partitions,
-            &push.counts,
-            &segments.group,
-            &segments.rel,
-            &segments.records,
-            &segments.raw,
-            &segments.payload,
-            &segments.block,
-            &clear,
-            &unmarked,
-            &secret,
-        ];
-        let statement = if marks.is_empty() {
-            client.prepare_cached(PUSH).await?
-        } else {
-            values.extend::<[&(dyn ToSql + Sync); 5]>([
-                &marks.item,
-                &marks.group,
-                &marks.rel,
-                &marks.id,
-                &marks.first,
-            ]);
-            client.prepare_cached(PUSH_ONCE).await?
-        };
-        match client.query(&statement, &values).await {
-            Ok(rows) => {
-                let found = repeated(&rows);
-                if found.is_empty() {
-                    let assigned = rows
-                        .iter()
-                        .map(|row| Assigned {
-                            life: row.get(0),
-                            base_offset: row.get(1),
-                        })
-                        .collect();
-                    for (queue, row) in push.queues.iter().zip(&rows) {
-                        // They are committed: nothing may fail from here on.
-                        if row.get::<_, Option<bool>>(3) == Some(false) {
-                            repeats.learn(tenant, queue);
-                        }
-                    }
-                    return Ok((push, assigned));
-                }
-                // Nothing was written. What is repeated stays out of the next attempt, so this ends.
-                drop(client);
-                earlier.extend(found);
-                let sealed_before = push.sealed.clone();
-                push = again_without(body, &earlier, &push).await?;
-                if push.is_empty() {
-                    return Ok((push, Vec::new()));
-                }
-                if !sealed_before.is_empty() {
-                    push = sealed(push, vault, tenant, sealed_before).await?;
-                }
-            }
-            Err(error) if attempt < PUSH_ATTEMPTS && has_state(&error, REFUSED_UNMARKED) => {
-                attempt += 1;
-                repeats.forget(tenant, &unmarked);
-            }
-            Err(error) if attempt < PUSH_ATTEMPTS && has_state(&error, REFUSED_IN_CLEAR) => {
-                attempt += 1;
-                let encrypted = encrypted(&client, tenant, &push.queues).await?;
-                drop(client);
-                push = sealed(push, vault, tenant, encrypted).await?;
-            }
-            Err(error) if attempt < PUSH_ATTEMPTS && has_state(&error, REFUSED_SEALED) => {
-                attempt += 1;
-                let encrypted = encrypted(&client, tenant, &push.queues).await?;
-                drop(client);
-                vault.forget(tenant, &secret);
-                push = again_without(body, &earlier, &push).await?;
-                if !encrypted.is_empty() {
-                    push = sealed(push, vault, tenant, encrypted).await?;
-                }
-            }
-            Err(error) if attempt < PUSH_ATTEMPTS && begins_again(&error) => {
-                tracing::debug!(attempt, error = describe(&error), "push begins again");
-                attempt += 1;
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
-/// Seals what belongs to `queues`, away from the asynchronous threads when it is large, and
-/// remembers them.
-async fn sealed(
-    mut push: PreparedPush,
-    vault: &Vault,
-    tenant: Uuid,
-    queues: HashSet<String>,
-) -> Result<PreparedPush, ApiError> {
-    let key = Arc::clone(vault.key().ok_or(ApiError::NoKey)?);
-    for queue in &queues {
-        vault.learn(tenant, queue.clone());
-    }
-    let bytes: usize = push.segments.block.iter().map(Vec::len).sum();
-    if bytes <= INLINE_WORK_BYTES {
-        push.seal(tenant, &queues, &key)?;
-        return Ok(push);
-    }
-    tokio::task::spawn_blocking(move || push.seal(tenant, &queues, &key).map(|()| push)).await?
-}
-
-/// Prepares a push anew without its repetitions, away from the asynchronous threads when it is large.
-async fn again_without(
-    body: &Bytes,
-    earlier: &HashMap<usize, Earlier>,
-    push: &PreparedPush,
-) -> Result<PreparedPush, ApiError> {
-    // Ids that the broker gave stay what they are.
-    let ids: Vec<Vec<u8>> = (0..push.places.len())
-        .map(|item| push.id(item).to_vec())
-        .collect();
-    if body.len() <= INLINE_WORK_BYTES {
-        return prepare_without(body, earlier, &ids);
-    }
-    let (body, earlier) = (body.clone(), earlier.clone());
-    tokio::task::spawn_blocking(move || prepare_without(&body, &earlier, &ids)).await?
-}
-
-/// Those of `queues` that are encrypted at rest.
-async fn encrypted(
-    client: &Object,
-    tenant: Uuid,
-    queues: &[String],
-) -> Result<HashSet<String>, ApiError> {
-    const ENCRYPTED: &str = "
-        SELECT q.name FROM unnest($2::text[]) AS w (queue)
-        JOIN queen.queues q ON q.tenant = $1 AND q.name = w.queue
-        WHERE q.options -> 'encryptionEnabled' = 'true'::jsonb";
-    let statement = client.prepare_cached(ENCRYPTED).await?;
-    let rows = client.query(&statement, &[&tenant, &queues]).await?;
-    Ok(rows.iter().map(|row| row.get(0)).collect())
-}
-
-/// The state that `queen.takes_clear` raises.
-const REFUSED_IN_CLEAR: &str = "QS001";
-
-/// The state that `queen.takes_repeats` raises.
-const REFUSED_UNMARKED: &str = "QS002";
-
-/// The state that `queen.takes_sealed` raises.
-const REFUSED_SEALED: &str = "QS003";
-
-fn has_state(error: &tokio_postgres::Error, state: &str) -> bool {
-    error.code().is_some_and(|code| code.code() == state)
-}
-
-/// The transaction was rolled back for a reason that another attempt does not meet.
-fn begins_again(error: &tokio_postgres::Error) -> bool {
-    error.code().is_some_and(|state| {
-        *state == SqlState::T_R_DEADLOCK_DETECTED
-            || *state == SqlState::T_R_SERIALIZATION_FAILURE
-            || *state == SqlState::FOREIGN_KEY_VIOLATION
-            // Pushes before it took longer than one wait may: the line is not its fault.
-            || *state == SqlState::LOCK_NOT_AVAILABLE
-    })
 }
 
 #[cfg(test)]

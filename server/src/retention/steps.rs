@@ -271,11 +271,23 @@ pub async fn empty_trash(
             LIMIT $2
         ) d
         WHERE s.partition_id = d.partition_id AND s.base_offset = d.base_offset";
+    const IDS: &str = "
+        DELETE FROM queen.recent_ids r USING (
+            SELECT g.partition_id, g.base_offset
+            FROM unnest($1::int8[]) AS w (id)
+            CROSS JOIN LATERAL (
+                SELECT h.partition_id, h.base_offset FROM queen.recent_ids h
+                WHERE h.partition_id = w.id ORDER BY h.base_offset LIMIT $2
+            ) g
+            LIMIT $2
+        ) d
+        WHERE r.partition_id = d.partition_id AND r.base_offset = d.base_offset";
     const CURSORS: &str = "DELETE FROM queen.cursors WHERE partition_id = ANY ($1)";
     const FORGET: &str = "
         DELETE FROM queen.trash t
         WHERE t.partition_id = ANY ($1)
-          AND NOT EXISTS (SELECT 1 FROM queen.segments s WHERE s.partition_id = t.partition_id)";
+          AND NOT EXISTS (SELECT 1 FROM queen.segments s WHERE s.partition_id = t.partition_id)
+          AND NOT EXISTS (SELECT 1 FROM queen.recent_ids r WHERE r.partition_id = t.partition_id)";
     let pick = client.prepare_cached(PICK).await?;
     let rows = client.query(&pick, &[&partitions]).await?;
     let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
@@ -284,9 +296,11 @@ pub async fn empty_trash(
     }
     let delete = client.prepare_cached(DELETE).await?;
     let deleted = client.execute(&delete, &[&ids, &segments]).await?;
+    let recent = client.prepare_cached(IDS).await?;
+    let forgot = client.execute(&recent, &[&ids, &segments]).await?;
     let cursors = client.prepare_cached(CURSORS).await?;
     client.execute(&cursors, &[&ids]).await?;
     let forget = client.prepare_cached(FORGET).await?;
     let forgotten = client.execute(&forget, &[&ids]).await?;
-    Ok(deleted > 0 || forgotten > 0)
+    Ok(deleted > 0 || forgot > 0 || forgotten > 0)
 }

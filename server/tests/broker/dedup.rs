@@ -96,7 +96,7 @@ async fn an_id_counts_for_its_window_and_no_longer() {
     push(&fixture, &[("p", "a")]).await;
     let session = fixture.session().await;
     session
-        .batch_execute("UPDATE queen.transaction_ids SET expires_at = clock_timestamp()")
+        .batch_execute("UPDATE queen.recent_ids SET expires_at = clock_timestamp()")
         .await
         .unwrap();
     let again = push(&fixture, &[("p", "a")]).await;
@@ -113,7 +113,7 @@ async fn without_a_window_ids_may_repeat_until_one_is_set() {
         let results = push(&fixture, &[("p", "a"), ("p", "a")]).await;
         assert_eq!(statuses(&results), [Queued, Queued]);
     }
-    let stored = "SELECT count(*) FROM queen.transaction_ids";
+    let stored = "SELECT count(*) FROM queen.recent_ids";
     let session = fixture.session().await;
     assert_eq!(
         session
@@ -133,7 +133,7 @@ async fn without_a_window_ids_may_repeat_until_one_is_set() {
 async fn ids_that_the_broker_gives_are_not_kept() {
     let fixture = Fixture::start().await;
     fixture.push("q", "p", &["1", "2"]).await;
-    let stored = "SELECT count(*) FROM queen.transaction_ids";
+    let stored = "SELECT count(*) FROM queen.recent_ids";
     let session = fixture.session().await;
     assert_eq!(
         session
@@ -189,9 +189,10 @@ async fn ids_of_an_encrypted_queue_are_compared_and_cannot_be_guessed() {
     assert_eq!(log(&fixture, "p").await, ["a", "b"]);
     let session = fixture.session().await;
     let rows = session
-        .query("SELECT id FROM queen.transaction_ids", &[])
+        .query("SELECT unnest(ids) FROM queen.recent_ids", &[])
         .await
         .unwrap();
+    assert_eq!(rows.len(), 2);
     let plain = queen::consume::ids::stored_hash(b"\"a\"", None);
     assert!(rows.iter().all(|row| row.get::<_, uuid::Uuid>(0) != plain));
     let sealed = "SELECT bool_and(get_byte(block, 0) = ascii('Q')) FROM queen.segments";
@@ -248,4 +249,136 @@ async fn an_id_counts_once_at_brokers_that_knew_its_queue_as_encrypted_and_other
         .await;
     assert_eq!(statuses(&again.typed::<Vec<PushResult>>()), [Duplicate]);
     assert_eq!(log(&fixture, "p").await, ["secret", "a"]);
+}
+
+/// A push of the ids `id-<n>` of a range to the partition `p`.
+fn range(ids: std::ops::Range<usize>) -> String {
+    let ids: Vec<String> = ids.map(|n| format!("id-{n}")).collect();
+    let items: Vec<(&str, &str)> = ids.iter().map(|id| ("p", id.as_str())).collect();
+    body(&items)
+}
+
+/// Pushes a range, and gives back how many of it were there already, with the offsets of all.
+async fn push_range(
+    fixture: &Fixture,
+    broker: &queen::broker::Running,
+    ids: std::ops::Range<usize>,
+) -> (usize, Vec<i64>) {
+    let answer = fixture.post_to(broker, "/api/v1/push", &range(ids)).await;
+    let results: Vec<PushResult> = answer.typed();
+    let repeated = results.iter().filter(|result| result.status == Duplicate);
+    (
+        repeated.count(),
+        results
+            .iter()
+            .map(|result| result.offset.unwrap())
+            .collect(),
+    )
+}
+
+#[tokio::test]
+async fn many_ids_are_found_again_at_every_broker() {
+    let fixture = Fixture::start().await;
+    let other = fixture.another(&[]).await;
+    // In turn, so that each has to learn what the other wrote; in parts that end up in one push.
+    for (round, broker) in [&fixture.broker, &other, &fixture.broker, &other]
+        .iter()
+        .enumerate()
+    {
+        let ids = round * 500..round * 500 + 500;
+        assert_eq!(push_range(&fixture, broker, ids).await.0, 0);
+    }
+    for broker in [&fixture.broker, &other] {
+        let (repeated, offsets) = push_range(&fixture, broker, 400..1_600).await;
+        assert_eq!(repeated, 1_200);
+        assert_eq!(offsets, (400..1_600).collect::<Vec<i64>>());
+    }
+    let (repeated, offsets) = push_range(&fixture, &other, 1_900..2_100).await;
+    assert_eq!(repeated, 100);
+    assert_eq!(offsets, (1_900..2_100).collect::<Vec<i64>>());
+    assert_eq!(
+        push_range(&fixture, &fixture.broker, 2_099..2_101).await.0,
+        1
+    );
+}
+
+#[tokio::test]
+async fn a_new_broker_reads_the_ids_of_a_large_partition_before_it_writes() {
+    let fixture = Fixture::start().await;
+    for part in 0..5 {
+        let ids = part * 5_000..part * 5_000 + 5_000;
+        assert_eq!(push_range(&fixture, &fixture.broker, ids).await.0, 0);
+    }
+    let other = fixture.another(&[]).await;
+    let (repeated, offsets) = push_range(&fixture, &other, 24_990..25_010).await;
+    assert_eq!(repeated, 10);
+    assert_eq!(offsets, (24_990..25_010).collect::<Vec<i64>>());
+    assert_eq!(push_range(&fixture, &other, 0..10).await.0, 10);
+}
+
+#[tokio::test]
+async fn ids_that_were_indexed_are_found_and_count_for_their_window() {
+    let fixture = Fixture::start().await;
+    assert_eq!(push_range(&fixture, &fixture.broker, 0..300).await.0, 0);
+    assert_eq!(push_range(&fixture, &fixture.broker, 300..600).await.0, 0);
+    let session = fixture.session().await;
+    let index = "SELECT queen.index_ids(id, 300, 1000) FROM queen.partitions";
+    let row = session.query_one(index, &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 1);
+    let (repeated, offsets) = push_range(&fixture, &fixture.broker, 299..301).await;
+    assert_eq!((repeated, offsets), (2, vec![299, 300]));
+    let other = fixture.another(&[]).await;
+    assert_eq!(push_range(&fixture, &other, 0..600).await.0, 600);
+    // Pushed anew after its window, it stands where it is now.
+    session
+        .batch_execute("UPDATE queen.transaction_ids SET expires_at = clock_timestamp()")
+        .await
+        .unwrap();
+    for (repeated, offset) in [(0, 600), (1, 600)] {
+        let again = push_range(&fixture, &other, 7..8).await;
+        assert_eq!(again, (repeated, vec![offset]));
+    }
+    let index = "SELECT queen.index_ids(id, 1000, 1000) FROM queen.partitions";
+    session.query_one(index, &[]).await.unwrap();
+    let again = push_range(&fixture, &fixture.broker, 7..8).await;
+    assert_eq!(again, (1, vec![600]));
+}
+
+#[tokio::test]
+async fn ids_past_their_window_are_swept_and_live_ones_stay() {
+    let fixture = Fixture::start().await;
+    for part in 0..3 {
+        push_range(&fixture, &fixture.broker, part * 10..part * 10 + 10).await;
+    }
+    let session = fixture.session().await;
+    session
+        .batch_execute(
+            "SELECT queen.index_ids(id, 20, 10) FROM queen.partitions;
+             UPDATE queen.recent_ids SET expires_at = clock_timestamp() WHERE base_offset = 10;
+             UPDATE queen.transaction_ids SET expires_at = clock_timestamp() WHERE record_offset < 5",
+        )
+        .await
+        .unwrap();
+    queen::log::repeats::sweep(fixture.broker.broker())
+        .await
+        .unwrap();
+    let left = "SELECT (SELECT count(*) FROM queen.recent_ids), (SELECT count(*) FROM queen.transaction_ids)";
+    let row = session.query_one(left, &[]).await.unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (1, 5));
+    assert_eq!(push_range(&fixture, &fixture.broker, 5..10).await.0, 5);
+    assert_eq!(push_range(&fixture, &fixture.broker, 0..30).await.0, 15);
+}
+
+#[tokio::test]
+async fn the_ids_of_a_deleted_queue_go_with_it() {
+    let fixture = Fixture::with(&[("QUEEN_RETENTION_INTERVAL_MS", "100")], &[]).await;
+    push_range(&fixture, &fixture.broker, 0..100).await;
+    let path = "/api/v1/resources/queues/q";
+    assert_eq!(fixture.request("DELETE", path, "").await.status, 200);
+    // They are another life's: what this broker remembers of them counts for nothing.
+    assert_eq!(push_range(&fixture, &fixture.broker, 0..100).await.0, 0);
+    let session = fixture.session().await;
+    let left = "SELECT count(*) FROM queen.recent_ids r
+                WHERE NOT EXISTS (SELECT 1 FROM queen.partitions p WHERE p.id = r.partition_id)";
+    until(|| async { session.query_one(left, &[]).await.unwrap().get::<_, i64>(0) == 0 }).await;
 }

@@ -1,0 +1,254 @@
+//! Writes a prepared push.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use deadpool_postgres::Object;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
+use crate::broker::Broker;
+use crate::error::{ApiError, describe};
+use crate::limits::{INLINE_WORK_BYTES, PUSH_ATTEMPTS, RECENT_MOST_UNKNOWN};
+use crate::log::push::{Assigned, PreparedPush, prepare_without};
+use crate::log::repeats::{Asked, Earlier, Outcome};
+use crate::log::seal::Vault;
+
+/// Writes a prepared push in one transaction, and gives it back with what each group was assigned.
+///
+/// # Errors
+///
+/// `503` or `500`: nothing is written, unless the connection was lost after the commit was sent.
+pub async fn store(
+    broker: &Broker,
+    tenant: Uuid,
+    body: &Bytes,
+    mut push: PreparedPush,
+) -> Result<(PreparedPush, Vec<Assigned>), ApiError> {
+    let Broker {
+        database,
+        vault,
+        repeats,
+        ..
+    } = broker;
+    let mut earlier = HashMap::new();
+    let known = vault.known(tenant, &push.queues);
+    if !known.is_empty() {
+        push = sealed(push, vault, tenant, known).await?;
+    }
+    let mut attempt = 1;
+    loop {
+        let client = match database.client().await {
+            Err(error) if attempt < PUSH_ATTEMPTS && error.is_slow_session() => {
+                attempt += 1;
+                continue;
+            }
+            client => client?,
+        };
+        let unmarked = push.unmarked(tenant, repeats);
+        let secret = push.queues_by_seal(true);
+        // Who reads what others push meanwhile may never be done.
+        let most_unknown = if attempt < PUSH_ATTEMPTS {
+            RECENT_MOST_UNKNOWN
+        } else {
+            i64::MAX
+        };
+        let key = vault.key().map(Arc::as_ref);
+        let marks = push.marks(tenant, repeats, key);
+        let asked = Asked::of(&client, repeats, tenant, &push, marks).await?;
+        let outcome = write(
+            &client,
+            tenant,
+            &push,
+            &unmarked,
+            &secret,
+            &asked,
+            most_unknown,
+        )
+        .await;
+        match outcome {
+            Ok(Outcome::Written(written)) => {
+                // They are committed: nothing may fail from here on.
+                asked.learn(repeats, tenant, &push, &written);
+                let assigned = written.iter().map(|group| group.assigned).collect();
+                return Ok((push, assigned));
+            }
+            Ok(Outcome::Unknown(groups)) => {
+                asked.fall_behind(repeats, tenant, &push, &groups);
+                attempt += 1;
+            }
+            Ok(Outcome::Repeated(found)) => {
+                // Nothing was written. What is repeated stays out of the next attempt, so this ends.
+                drop(client);
+                earlier.extend(found);
+                let sealed_before = push.sealed().clone();
+                push = again_without(body, &earlier, &push).await?;
+                if push.is_empty() {
+                    return Ok((push, Vec::new()));
+                }
+                if !sealed_before.is_empty() {
+                    push = sealed(push, vault, tenant, sealed_before).await?;
+                }
+            }
+            Err(error) if attempt < PUSH_ATTEMPTS && has_state(&error, REFUSED_UNMARKED) => {
+                attempt += 1;
+                repeats.forget(tenant, &unmarked);
+            }
+            Err(error) if attempt < PUSH_ATTEMPTS && has_state(&error, REFUSED_IN_CLEAR) => {
+                attempt += 1;
+                let encrypted = encrypted(&client, tenant, &push.queues).await?;
+                drop(client);
+                push = sealed(push, vault, tenant, encrypted).await?;
+            }
+            Err(error) if attempt < PUSH_ATTEMPTS && has_state(&error, REFUSED_SEALED) => {
+                attempt += 1;
+                let encrypted = encrypted(&client, tenant, &push.queues).await?;
+                drop(client);
+                vault.forget(tenant, &secret);
+                push = again_without(body, &earlier, &push).await?;
+                if !encrypted.is_empty() {
+                    push = sealed(push, vault, tenant, encrypted).await?;
+                }
+            }
+            Err(error) if attempt < PUSH_ATTEMPTS && begins_again(&error) => {
+                tracing::debug!(attempt, error = describe(&error), "push begins again");
+                attempt += 1;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// One attempt: one statement.
+async fn write(
+    client: &Object,
+    tenant: Uuid,
+    push: &PreparedPush,
+    unmarked: &[String],
+    secret: &[String],
+    asked: &Asked,
+    most_unknown: i64,
+) -> Result<Outcome, tokio_postgres::Error> {
+    const PUSH: &str = "
+        SELECT life, base_offset FROM queen.push($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)
+        WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)
+            AND queen.takes_sealed($1, $13)";
+    const PUSH_ONCE: &str = "
+        SELECT kind, g, rel, life, record_offset, takes, partition_id, unknown, expires_at, now, server
+        FROM queen.push_once($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$14,$15,$16,$17,$18,$19,$20,$21,$22)
+        WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)
+            AND queen.takes_sealed($1, $13)";
+    let segments = push.segments();
+    let clear = push.queues_by_seal(false);
+    let mut values: Vec<&(dyn ToSql + Sync)> = vec![
+        &tenant,
+        &push.queues,
+        &push.partitions,
+        push.counts(),
+        &segments.group,
+        &segments.rel,
+        &segments.records,
+        &segments.raw,
+        &segments.payload,
+        &segments.block,
+        &clear,
+        &unmarked,
+        &secret,
+    ];
+    if asked.marks.is_empty() {
+        let statement = client.prepare_cached(PUSH).await?;
+        let rows = client.query(&statement, &values).await?;
+        return Ok(Outcome::of_plain(&rows));
+    }
+    let marks = &asked.marks;
+    let looks = &asked.looks;
+    values.extend::<[&(dyn ToSql + Sync); 9]>([
+        &marks.start,
+        &marks.twice,
+        &marks.ids,
+        &looks.server,
+        &looks.group,
+        &looks.partition,
+        &looks.from,
+        &looks.upto,
+        &most_unknown,
+    ]);
+    let statement = client.prepare_cached(PUSH_ONCE).await?;
+    let rows = client.query(&statement, &values).await?;
+    Ok(Outcome::of(&rows, marks, push.counts()))
+}
+
+/// Seals what belongs to `queues`, away from the asynchronous threads when it is large, and
+/// remembers them.
+async fn sealed(
+    mut push: PreparedPush,
+    vault: &Vault,
+    tenant: Uuid,
+    queues: HashSet<String>,
+) -> Result<PreparedPush, ApiError> {
+    let key = Arc::clone(vault.key().ok_or(ApiError::NoKey)?);
+    for queue in &queues {
+        vault.learn(tenant, queue.clone());
+    }
+    if push.stored_bytes() <= INLINE_WORK_BYTES {
+        push.seal(tenant, &queues, &key)?;
+        return Ok(push);
+    }
+    tokio::task::spawn_blocking(move || push.seal(tenant, &queues, &key).map(|()| push)).await?
+}
+
+/// Prepares a push anew without its repetitions, away from the asynchronous threads when it is large.
+async fn again_without(
+    body: &Bytes,
+    earlier: &HashMap<usize, Earlier>,
+    push: &PreparedPush,
+) -> Result<PreparedPush, ApiError> {
+    // Ids that the broker gave stay what they are.
+    let ids: Vec<Vec<u8>> = push.all_ids();
+    if body.len() <= INLINE_WORK_BYTES {
+        return prepare_without(body, earlier, &ids);
+    }
+    let (body, earlier) = (body.clone(), earlier.clone());
+    tokio::task::spawn_blocking(move || prepare_without(&body, &earlier, &ids)).await?
+}
+
+/// Those of `queues` that are encrypted at rest.
+async fn encrypted(
+    client: &Object,
+    tenant: Uuid,
+    queues: &[String],
+) -> Result<HashSet<String>, ApiError> {
+    const ENCRYPTED: &str = "
+        SELECT q.name FROM unnest($2::text[]) AS w (queue)
+        JOIN queen.queues q ON q.tenant = $1 AND q.name = w.queue
+        WHERE q.options -> 'encryptionEnabled' = 'true'::jsonb";
+    let statement = client.prepare_cached(ENCRYPTED).await?;
+    let rows = client.query(&statement, &[&tenant, &queues]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// The state that `queen.takes_clear` raises.
+const REFUSED_IN_CLEAR: &str = "QS001";
+
+/// The state that `queen.takes_repeats` raises.
+const REFUSED_UNMARKED: &str = "QS002";
+
+/// The state that `queen.takes_sealed` raises.
+const REFUSED_SEALED: &str = "QS003";
+
+fn has_state(error: &tokio_postgres::Error, state: &str) -> bool {
+    error.code().is_some_and(|code| code.code() == state)
+}
+
+/// The transaction was rolled back for a reason that another attempt does not meet.
+fn begins_again(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|state| {
+        *state == SqlState::T_R_DEADLOCK_DETECTED
+            || *state == SqlState::T_R_SERIALIZATION_FAILURE
+            || *state == SqlState::FOREIGN_KEY_VIOLATION
+            // Pushes before it took longer than one wait may: the line is not its fault.
+            || *state == SqlState::LOCK_NOT_AVAILABLE
+    })
+}
