@@ -208,6 +208,13 @@ pub const LEASE_EXTENSION_DEFAULT_SECONDS: i32 = 60;
 pub const DEAD_LETTERS_PAGE_MAX: i64 = 1_000;
 /// Bytes before compression of one page; the first dead letter always comes.
 pub const DEAD_LETTERS_PAGE_RAW_BYTES: i64 = 32 * MIB as i64;
+/// Cursors of a moved or deleted group that are counted: the answer says no more than this.
+pub const CURSORS_COUNTED: i64 = 100_000;
+/// Cursors of a deleted group that one statement removes.
+pub const DELETION_CURSORS: i64 = 1_000;
+/// A deleted group may still be given cursors for this long, by who found it before: longer than a
+/// statement takes.
+pub const DELETED_GROUP_SECONDS: i32 = 60;
 /// Dead letters that are counted: `total` says no more than this.
 pub const DEAD_LETTERS_COUNTED: i64 = 100_000;
 /// Dead letters of one page when the request does not say.

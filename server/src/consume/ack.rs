@@ -326,7 +326,7 @@ async fn read(
         JOIN queen.partitions p ON p.life = w.life
         JOIN queen.queues q ON q.id = p.queue_id AND q.tenant = $1
         JOIN queen.groups s ON s.tenant = q.tenant AND s.queue = q.name AND s.name = $2
-        JOIN queen.cursors c ON c.partition_id = p.id AND c.group_id = s.id";
+        JOIN queen.cursors c ON c.partition_id = p.id AND c.group_id = s.id AND c.moves = s.moves";
     let statement = client.prepare_cached(READ).await?;
     let rows = client.query(&statement, &[&tenant, &group, &lives]).await?;
     Ok(rows

@@ -6,6 +6,7 @@ use uuid::Uuid;
 use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::http::json;
+use crate::limits::CURSORS_COUNTED;
 use crate::timestamp::Timestamp;
 
 /// The answer to a deletion.
@@ -18,7 +19,8 @@ pub struct Deleted {
     metadata_deleted: bool,
 }
 
-/// Deletes a group, of one queue or of all: it begins anew when it pops again.
+/// Deletes a group, of one queue or of all: it begins anew when it pops again. Its cursors go in the
+/// background.
 ///
 /// # Errors
 ///
@@ -30,18 +32,24 @@ pub async fn delete(
     queue: Option<String>,
 ) -> Result<Deleted, ApiError> {
     const DELETE: &str = "
-        WITH gone AS (
-            DELETE FROM queen.groups s
+        WITH named AS MATERIALIZED (
+            SELECT s.id FROM queen.groups s
             WHERE s.tenant = $1 AND s.name = $2 AND ($3::text IS NULL OR s.queue = $3)
-            RETURNING s.id
-        ), cursors AS (
-            DELETE FROM queen.cursors c USING gone g WHERE c.group_id = g.id RETURNING 1
+            ORDER BY s.queue FOR UPDATE
+        ), gone AS (
+            DELETE FROM queen.groups s USING named n WHERE s.id = n.id RETURNING s.id
+        ), noted AS (
+            INSERT INTO queen.deleted_groups (group_id) SELECT g.id FROM gone g
         )
-        SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM cursors)";
+        SELECT (SELECT count(*) FROM gone), (
+            SELECT count(*) FROM (
+                SELECT 1 FROM gone g JOIN queen.cursors c ON c.group_id = g.id LIMIT $4
+            ) l
+        )";
     let client = broker.database.client().await?;
     let statement = client.prepare_cached(DELETE).await?;
     let row = client
-        .query_one(&statement, &[&tenant, &group, &queue])
+        .query_one(&statement, &[&tenant, &group, &queue, &CURSORS_COUNTED])
         .await?;
     Ok(Deleted {
         success: true,
@@ -97,8 +105,8 @@ pub struct Sought {
     partitions_updated: i64,
 }
 
-/// Moves a group in every partition of a queue. Leases end with it: what was taken before can no
-/// longer be acknowledged.
+/// Moves a group in every partition of a queue, at once. Leases end with it: what was taken before can
+/// no longer be acknowledged.
 ///
 /// # Errors
 ///
@@ -110,7 +118,7 @@ pub async fn seek(
     queue: String,
     target: Target,
 ) -> Result<Sought, ApiError> {
-    const SEEK: &str = "SELECT queen.seek($1, $2, $3, $4)";
+    const SEEK: &str = "SELECT queen.seek($1, $2, $3, $4, $5)";
     // Whatever the clock does, no push that begins after this was committed is before "now". It is a
     // statement of its own, for whoever locks the floor waits for nothing else: readers wait for it.
     const NOW: &str = "
@@ -127,7 +135,10 @@ pub async fn seek(
     };
     let statement = client.prepare_cached(SEEK).await?;
     let row = client
-        .query_one(&statement, &[&tenant, &queue, &group, &at])
+        .query_one(
+            &statement,
+            &[&tenant, &queue, &group, &at, &CURSORS_COUNTED],
+        )
         .await?;
     let partitions_updated: Option<i64> = row.get(0);
     let Some(partitions_updated) = partitions_updated else {

@@ -62,7 +62,7 @@ pub async fn extend(
     const EXTEND: &str = "
         WITH held AS MATERIALIZED (
             SELECT c.partition_id, c.group_id FROM queen.cursors c
-            JOIN queen.groups s ON s.id = c.group_id AND s.tenant = $2
+            JOIN queen.groups s ON s.id = c.group_id AND s.moves = c.moves AND s.tenant = $2
             WHERE c.lease_id = $1 AND c.due > clock_timestamp()
             ORDER BY c.partition_id, c.group_id FOR UPDATE OF c
         ), instant AS MATERIALIZED (
@@ -99,9 +99,13 @@ pub async fn extend(
 /// `503` or `500` from the database: it ends by itself then.
 pub async fn release(broker: &Broker, tenant: Uuid, lease: Uuid) -> Result<(), ApiError> {
     const RELEASE: &str = "
-        WITH released AS (
-            UPDATE queen.cursors SET lease_id = NULL, due = clock_timestamp()
-            WHERE lease_id = $1 RETURNING partition_id
+        WITH held AS MATERIALIZED (
+            SELECT c.partition_id, c.group_id FROM queen.cursors c WHERE c.lease_id = $1
+            ORDER BY c.partition_id, c.group_id FOR UPDATE
+        ), released AS (
+            UPDATE queen.cursors c SET lease_id = NULL, due = clock_timestamp()
+            FROM held h WHERE c.partition_id = h.partition_id AND c.group_id = h.group_id
+            RETURNING c.partition_id
         )
         SELECT DISTINCT q.name FROM released r
         JOIN queen.partitions p ON p.id = r.partition_id

@@ -16,8 +16,8 @@ use uuid::Uuid;
 use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::limits::{
-    DELETION_PARTITIONS, PARTITION_CLEANUP_EVERY, RETENTION_PARTITIONS, RETENTION_QUEUES,
-    RETENTION_SEGMENTS,
+    DELETION_CURSORS, DELETION_PARTITIONS, PARTITION_CLEANUP_EVERY, RETENTION_PARTITIONS,
+    RETENTION_QUEUES, RETENTION_SEGMENTS,
 };
 use crate::queue::delete::raise_floor;
 use hold::Policy;
@@ -82,7 +82,7 @@ pub async fn pass(broker: &Broker, cleanup: bool) -> Result<(), ApiError> {
     }
 }
 
-/// Removes what deleted queues and removed partitions have left, step by step.
+/// Removes what deleted queues, deleted groups and removed partitions have left, step by step.
 ///
 /// # Errors
 ///
@@ -106,7 +106,26 @@ pub async fn clear(broker: &Broker) -> Result<(), ApiError> {
             }
         }
     }
+    clear_groups(broker).await?;
     empty_trash(broker).await
+}
+
+async fn clear_groups(broker: &Broker) -> Result<(), ApiError> {
+    let mut after = 0;
+    loop {
+        let client = broker.database.client().await?;
+        let Some(group) = steps::deleted_group(&client, after).await? else {
+            return Ok(());
+        };
+        drop(client);
+        after = group;
+        loop {
+            let client = broker.database.client().await?;
+            if steps::remove_cursors(&client, group, DELETION_CURSORS).await? == 0 {
+                break;
+            }
+        }
+    }
 }
 
 /// A queue as retention sees it.

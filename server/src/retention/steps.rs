@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::Queue;
 use super::hold::Cutoffs;
 use crate::error::ApiError;
-use crate::limits::RETENTION_SEGMENTS;
+use crate::limits::{DELETED_GROUP_SECONDS, RETENTION_SEGMENTS};
 use crate::timestamp::Timestamp;
 
 /// A partition as retention sees it.
@@ -249,6 +249,39 @@ pub async fn dismantle(client: &Object, queue: &DeletedQueue, rows: i64) -> Resu
     if removed == 0 {
         let forget = client.prepare_cached(FORGET).await?;
         client.execute(&forget, &[&queue.id]).await?;
+    }
+    Ok(removed)
+}
+
+/// A deleted group after the one with the id `after`, if it has cursors or may still be given some.
+pub async fn deleted_group(client: &Object, after: i64) -> Result<Option<i64>, ApiError> {
+    const NEXT: &str = "
+        SELECT group_id FROM queen.deleted_groups WHERE group_id > $1 ORDER BY group_id LIMIT 1";
+    let statement = client.prepare_cached(NEXT).await?;
+    let row = client.query_opt(&statement, &[&after]).await?;
+    Ok(row.map(|row| row.get(0)))
+}
+
+/// Removes some cursors of a deleted group, and forgets one that has none. How many they were.
+pub async fn remove_cursors(client: &Object, group: i64, rows: i64) -> Result<u64, ApiError> {
+    // What a pop or an ack holds is left for the next pass.
+    const REMOVE: &str = "
+        WITH picked AS MATERIALIZED (
+            SELECT c.partition_id FROM queen.cursors c
+            WHERE c.group_id = $1 ORDER BY c.due LIMIT $2 FOR UPDATE SKIP LOCKED
+        )
+        DELETE FROM queen.cursors c USING picked s
+        WHERE c.partition_id = s.partition_id AND c.group_id = $1";
+    const FORGET: &str = "
+        DELETE FROM queen.deleted_groups d
+        WHERE d.group_id = $1 AND d.deleted_at < clock_timestamp() - make_interval(secs => $2)
+          AND NOT EXISTS (SELECT 1 FROM queen.cursors c WHERE c.group_id = d.group_id)";
+    let remove = client.prepare_cached(REMOVE).await?;
+    let removed = client.execute(&remove, &[&group, &rows]).await?;
+    if removed == 0 {
+        let forget = client.prepare_cached(FORGET).await?;
+        let seconds = f64::from(DELETED_GROUP_SECONDS);
+        client.execute(&forget, &[&group, &seconds]).await?;
     }
     Ok(removed)
 }

@@ -275,3 +275,192 @@ async fn a_move_to_the_end_holds_no_cursor_while_it_waits_for_the_floor() {
     let above = observer.query_one(sql, &[]).await.unwrap();
     assert!(above.get::<_, bool>(0), "the floor is below the group");
 }
+
+/// Pushes one record each to `count` partitions, numbered from 0.
+async fn fill(fixture: &Fixture, count: usize) {
+    let items: Vec<String> = (0..count)
+        .map(|n| format!(r#"{{"queue":"q","partition":"{n:04}","payload":{n}}}"#))
+        .collect();
+    let body = format!(r#"{{"items":[{}]}}"#, items.join(","));
+    assert_eq!(fixture.post("/api/v1/push", body).await.status, 201);
+}
+
+/// All that pops of a path give until they give nothing, sorted.
+async fn drained(fixture: &Fixture, path: &str) -> Vec<i64> {
+    let mut seen = Vec::new();
+    loop {
+        let messages = pop(fixture, path).await;
+        if messages.is_empty() {
+            seen.sort_unstable();
+            return seen;
+        }
+        seen.extend(numbers(&messages));
+    }
+}
+
+const SEEK: &str = "/api/v1/consumer-groups/g/queues/q/seek";
+const START: &str = r#"{"timestamp":"1970-01-01T00:00:00Z"}"#;
+
+#[tokio::test]
+async fn a_group_of_many_partitions_is_moved_at_once_and_in_all_of_them() {
+    let fixture = Fixture::start().await;
+    fill(&fixture, 1_700).await;
+    let all: Vec<i64> = (0..1_700).collect();
+    let settle =
+        "/queue/q?consumerGroup=g&subscriptionMode=all&autoAck=true&partitions=400&batch=400";
+    assert_eq!(drained(&fixture, settle).await, all);
+    assert_eq!(fixture.post(SEEK, START).await.status, 200);
+    assert_eq!(drained(&fixture, settle).await, all);
+    assert_eq!(fixture.post(SEEK, START).await.status, 200);
+    assert_eq!(fixture.post(SEEK, r#"{"toEnd":true}"#).await.status, 200);
+    // The first look meets some of them, a push wakes any.
+    assert!(pop(&fixture, settle).await.is_empty());
+    fixture.push("q", "1699", &["7"]).await;
+    fixture.push("q", "new", &["8"]).await;
+    assert_eq!(drained(&fixture, settle).await, [7, 8]);
+}
+
+#[tokio::test]
+async fn a_move_waits_for_no_cursor_and_nobody_settles_by_an_earlier_one() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["0", "1", "2"]).await;
+    fixture.push("q", "other", &["5"]).await;
+    let path = "/queue/q/partition/p?consumerGroup=g&subscriptionMode=all";
+    let taken = pop(&fixture, path).await;
+    let holder = fixture.session().await;
+    holder
+        .batch_execute("BEGIN; SELECT 1 FROM queen.cursors FOR UPDATE")
+        .await
+        .unwrap();
+    assert_eq!(fixture.post(SEEK, START).await.status, 200);
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    // The cursor itself has not followed yet.
+    assert!(!ack(&fixture, &taken[1], "completed").await.success);
+    let lease = taken[0].lease_id.clone();
+    let extended = fixture
+        .post(&format!("/api/v1/lease/{lease}/extend"), "")
+        .await
+        .json();
+    assert_eq!(extended["success"], json!(false));
+    let completed = "SELECT queen.completed_to(id) FROM queen.partitions WHERE name = 'p'";
+    let row = holder.query_one(completed, &[]).await.unwrap();
+    assert_eq!(row.get::<_, Option<i64>>(0), Some(0));
+    // It is taken anew although the lease from before would hold on.
+    let again = pop(&fixture, path).await;
+    assert_eq!(numbers(&again), [0, 1, 2]);
+    assert!(ack(&fixture, &again[2], "completed").await.success);
+    assert!(pop(&fixture, path).await.is_empty());
+    assert_eq!(
+        numbers(&pop(&fixture, "/queue/q?consumerGroup=g&subscriptionMode=all").await),
+        [5]
+    );
+}
+
+#[tokio::test]
+async fn the_cursors_of_a_deleted_group_go_in_the_background() {
+    let fixture = Fixture::with(&[("QUEEN_RETENTION_INTERVAL_MS", "100")], &[]).await;
+    fill(&fixture, 1_200).await;
+    let settle =
+        "/queue/q?consumerGroup=g&subscriptionMode=all&autoAck=true&partitions=400&batch=400";
+    assert_eq!(drained(&fixture, settle).await.len(), 1_200);
+    let holder = fixture.session().await;
+    holder
+        .batch_execute("BEGIN; SELECT 1 FROM queen.cursors LIMIT 10 FOR UPDATE")
+        .await
+        .unwrap();
+    // No cursor is waited for.
+    let deleted = fixture
+        .request("DELETE", "/api/v1/consumer-groups/g", "")
+        .await
+        .json();
+    assert_eq!(
+        (&deleted["deletedPartitions"], &deleted["metadataDeleted"]),
+        (&json!(1_200), &json!(true))
+    );
+    let left = "SELECT count(*) FROM queen.cursors c
+                WHERE NOT EXISTS (SELECT 1 FROM queen.groups s WHERE s.id = c.group_id)";
+    let count = async || {
+        let session = fixture.session().await;
+        session.query_one(left, &[]).await.unwrap().get::<_, i64>(0)
+    };
+    until(|| async { count().await == 10 }).await;
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(drained(&fixture, settle).await.len(), 1_200);
+    until(|| async { count().await == 0 }).await;
+    // One that found the group before may still bring a cursor.
+    let session = fixture.session().await;
+    session
+        .batch_execute(
+            "INSERT INTO queen.cursors (partition_id, group_id)
+             SELECT p.id, d.group_id FROM queen.deleted_groups d, queen.partitions p WHERE p.name = '0007'",
+        )
+        .await
+        .unwrap();
+    until(|| async { count().await == 0 }).await;
+    session
+        .batch_execute(
+            "UPDATE queen.deleted_groups SET deleted_at = deleted_at - interval '1 hour'",
+        )
+        .await
+        .unwrap();
+    let noted = "SELECT count(*) FROM queen.deleted_groups";
+    until(|| async {
+        session
+            .query_one(noted, &[])
+            .await
+            .unwrap()
+            .get::<_, i64>(0)
+            == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_tenant_has_so_many_groups_of_absent_queues_and_no_more() {
+    let fixture = Fixture::start().await;
+    let session = fixture.session().await;
+    assert!(
+        pop(&fixture, "/queue/absent?consumerGroup=g")
+            .await
+            .is_empty()
+    );
+    session
+        .batch_execute(
+            "INSERT INTO queen.groups (tenant, queue, name, since, waits)
+             SELECT s.tenant, 'absent-' || n, 'g', s.since, true
+             FROM queen.groups s, generate_series(2, 1000) n",
+        )
+        .await
+        .unwrap();
+    let refused = fixture.get("/api/v1/pop/queue/more?consumerGroup=g").await;
+    assert_eq!(
+        (refused.status, refused.json()["code"].as_str()),
+        (400, Some("too_many_waiting_groups"))
+    );
+    // One that is there, and one of a queue that is, are not refused.
+    assert!(
+        pop(&fixture, "/queue/absent?consumerGroup=g")
+            .await
+            .is_empty()
+    );
+    fixture.push("q", "p", &["0"]).await;
+    assert!(pop(&fixture, "/queue/q?consumerGroup=g").await.is_empty());
+    // A queue that came makes room for another.
+    fixture.push("absent-2", "p", &["0"]).await;
+    assert!(
+        pop(&fixture, "/queue/more?consumerGroup=g")
+            .await
+            .is_empty()
+    );
+    let refused = fixture
+        .get("/api/v1/pop/queue/yet-more?consumerGroup=g")
+        .await;
+    assert_eq!(refused.status, 400);
+    let path = "/api/v1/consumer-groups/g/queues/absent";
+    assert_eq!(fixture.request("DELETE", path, "").await.status, 200);
+    assert!(
+        pop(&fixture, "/queue/yet-more?consumerGroup=g")
+            .await
+            .is_empty()
+    );
+}

@@ -9,7 +9,7 @@ use queen_protocol::AckResult;
 use serde_json::json;
 
 use super::{ack_to, pop_from};
-use crate::support::Fixture;
+use crate::support::{Fixture, until};
 
 /// What consumers have seen, per partition in the order of seeing.
 type Seen = Mutex<HashMap<String, Vec<i64>>>;
@@ -160,4 +160,72 @@ async fn a_group_misses_no_partition_that_is_made_while_it_subscribes() {
             .filter(|message| message.partition == partition);
         assert_eq!(seen.count(), 1, "round {round}");
     }
+}
+
+/// What waits for all pushes that make partitions of a queue, while such pushes keep coming.
+async fn is_not_overtaken(waits: impl AsyncFnOnce(&Fixture), of_it: &str) -> Fixture {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["0"]).await;
+    let (holder, observer) = (fixture.session().await, fixture.session().await);
+    // A push that makes a partition and is not done.
+    holder
+        .batch_execute(
+            "BEGIN; SELECT queen.allocate(tenant, ARRAY[name], ARRAY['first']) FROM queen.queues",
+        )
+        .await
+        .unwrap();
+    let waiting = async |like: &str| {
+        let sql = "SELECT count(*) FROM pg_stat_activity
+                   WHERE wait_event_type = 'Lock' AND application_name = 'queen' AND query LIKE $1";
+        let row = observer.query_one(sql, &[&like]).await.unwrap();
+        row.get::<_, i64>(0)
+    };
+    let later = async {
+        until(|| async { waiting(of_it).await == 1 }).await;
+        fixture.push("q", "second", &["2"]).await;
+    };
+    let release = async {
+        // The later push stands behind.
+        until(|| async { waiting("%queen.push%").await == 1 }).await;
+        assert_eq!(waiting(of_it).await, 1);
+        holder.batch_execute("COMMIT").await.unwrap();
+    };
+    tokio::join!(waits(&fixture), later, release);
+    fixture
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_deletion_of_a_queue_is_not_overtaken_by_pushes_that_make_partitions() {
+    let fixture = is_not_overtaken(
+        async |fixture| {
+            let path = "/api/v1/resources/queues/q";
+            assert_eq!(fixture.request("DELETE", path, "").await.status, 200);
+        },
+        "%queen.delete_queue%",
+    )
+    .await;
+    // What came later is in the next life.
+    let changed = fixture.changed(r#"{"entries":[{"queue":"q"}]}"#).await;
+    let names: Vec<&str> = changed.entries[0]
+        .partitions
+        .iter()
+        .map(|partition| partition.name.as_str())
+        .collect();
+    assert_eq!(names, ["second"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_that_meets_a_queue_is_not_overtaken_by_pushes_that_make_partitions() {
+    let fixture = is_not_overtaken(
+        async |fixture| {
+            let path = "/queue/q?consumerGroup=g&subscriptionMode=all&wait=false";
+            let seen = pop_from(&fixture.broker, path).await;
+            assert_eq!(seen.len(), 1);
+        },
+        "%queen.pop%",
+    )
+    .await;
+    let path = "/queue/q?consumerGroup=g&partitions=9&wait=false";
+    let seen = pop_from(&fixture.broker, path).await;
+    assert_eq!(super::numbers(&seen), [2]);
 }
