@@ -1,18 +1,23 @@
 //! The connection to PostgreSQL: pool, session settings, and what is checked at boot.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Timeouts};
+use deadpool_postgres::{
+    BuildError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Status, Timeouts,
+};
 use refinery::Report;
 use refinery::error::Kind;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Socket, tls::NoTlsStream};
 
 use crate::config::DatabaseConfig;
 use crate::error::{ApiError, describe};
 use crate::limits::{
-    CONNECT_TIMEOUT, CONNECTION_WAIT, LOCK_CLASS_MIGRATE, MIGRATION_ATTEMPTS, MIGRATION_LOCK_WAIT,
-    MIGRATION_PAUSE, SILENCE_LIMIT,
+    CONNECT_TIMEOUT, CONNECTION_WAIT, LANE_SHARES, LOCK_CLASS_MIGRATE, MIGRATION_ATTEMPTS,
+    MIGRATION_LOCK_WAIT, MIGRATION_PAUSE, OBSERVING_SHARE, SILENCE_LIMIT,
 };
 
 mod embedded {
@@ -56,11 +61,20 @@ pub enum BootError {
     },
 }
 
-/// A pool of sessions that are set up the same way.
+/// Sessions that are set up the same way, in two pools: those of the lanes and the background, and
+/// those kept free for what goes through no lane, so that it answers while all lanes are full.
 #[derive(Clone)]
 pub struct Database {
     pool: Pool,
+    observing: Pool,
+    /// Discovery leaves a session to health, where there are two.
+    discovering: Arc<Semaphore>,
     config: DatabaseConfig,
+}
+
+/// Of so many sessions, those kept free for what goes through no lane.
+pub fn observing(sessions: usize) -> usize {
+    (sessions * OBSERVING_SHARE / LANE_SHARES).max(1)
 }
 
 impl Database {
@@ -89,29 +103,17 @@ impl Database {
             ..config.clone()
         };
 
-        let manager = Manager::from_config(
-            session(config, config.statement_timeout),
-            NoTls,
-            ManagerConfig {
-                recycling_method: RecyclingMethod::Fast,
-            },
-        );
-        let timeouts = Timeouts {
-            wait: Some(CONNECTION_WAIT),
-            create: Some(CONNECT_TIMEOUT),
-            recycle: Some(CONNECT_TIMEOUT),
-        };
-        let pool = Pool::builder(manager)
-            .max_size(config.connections)
-            .timeouts(timeouts)
-            .runtime(Runtime::Tokio1)
-            .build()
-            .map_err(|error| BootError::Connect {
-                address,
+        let observers = observing(config.connections);
+        let pool = |size| {
+            pool(config, size).map_err(|error| BootError::Connect {
+                address: address.clone(),
                 reason: error.to_string(),
-            })?;
+            })
+        };
         Ok(Self {
-            pool,
+            pool: pool(config.connections - observers)?,
+            observing: pool(observers)?,
+            discovering: Arc::new(Semaphore::new(observers.saturating_sub(1).max(1))),
             config: config.clone(),
         })
     }
@@ -123,6 +125,34 @@ impl Database {
     /// `503` when none is free in time or the server is away.
     pub async fn client(&self) -> Result<Object, ApiError> {
         Ok(self.pool.get().await?)
+    }
+
+    /// A session that no lane can take.
+    ///
+    /// # Errors
+    ///
+    /// As [`client`](Self::client).
+    pub async fn observer(&self) -> Result<Object, ApiError> {
+        Ok(self.observing.get().await?)
+    }
+
+    /// As [`lend`](Self::lend), a session that no lane can take.
+    ///
+    /// # Errors
+    ///
+    /// As [`client`](Self::client).
+    pub async fn lend_discovery(&self) -> Result<Lent<OwnedSemaphorePermit>, ApiError> {
+        let turn = Arc::clone(&self.discovering).acquire_owned();
+        // Nobody closes it.
+        let Ok(Ok(turn)) = timeout(CONNECTION_WAIT, turn).await else {
+            return Err(ApiError::SlowSession(
+                "no session for discovery in time".into(),
+            ));
+        };
+        let client = self.observer().await?;
+        Ok(Lent {
+            held: Some((client, turn)),
+        })
     }
 
     /// A session from the pool for work that may be abandoned half way, with what is kept for as
@@ -151,17 +181,39 @@ impl Database {
 
     /// Pooled sessions in use and at most.
     pub fn usage(&self) -> (usize, usize) {
-        let status = self.pool.status();
+        let (lanes, observing) = (self.pool.status(), self.observing.status());
+        let used = |status: &Status| status.size.saturating_sub(status.available);
         (
-            status.size.saturating_sub(status.available),
-            status.max_size,
+            used(&lanes) + used(&observing),
+            lanes.max_size + observing.max_size,
         )
     }
 
-    /// Closes the pool: sessions end as they come back.
+    /// Closes the pools: sessions end as they come back.
     pub fn close(&self) {
         self.pool.close();
+        self.observing.close();
     }
+}
+
+fn pool(config: &DatabaseConfig, size: usize) -> Result<Pool, BuildError> {
+    let manager = Manager::from_config(
+        session(config, config.statement_timeout),
+        NoTls,
+        ManagerConfig {
+            recycling_method: RecyclingMethod::Fast,
+        },
+    );
+    let timeouts = Timeouts {
+        wait: Some(CONNECTION_WAIT),
+        create: Some(CONNECT_TIMEOUT),
+        recycle: Some(CONNECT_TIMEOUT),
+    };
+    Pool::builder(manager)
+        .max_size(size)
+        .timeouts(timeouts)
+        .runtime(Runtime::Tokio1)
+        .build()
 }
 
 /// A session on loan. Dropped without [`done`](Self::done), its statement is cancelled and the
@@ -200,7 +252,7 @@ impl<K: Send + 'static> Drop for Lent<K> {
         };
         runtime.spawn(async move {
             let cancel = session.cancel_token();
-            match tokio::time::timeout(CONNECT_TIMEOUT, cancel.cancel_query(NoTls)).await {
+            match timeout(CONNECT_TIMEOUT, cancel.cancel_query(NoTls)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
                     tracing::debug!(error = describe(&error), "a statement was not cancelled");

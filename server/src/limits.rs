@@ -94,15 +94,16 @@ pub const PEER_SIGNAL_EVERY: Duration = Duration::from_millis(50);
 pub const PEER_SIGNAL_MAX_BYTES: usize = 7_000;
 /// Pause before a lost listening connection is made again.
 pub const PEER_RECONNECT: Duration = Duration::from_secs(1);
-/// Database sessions are shared out to the lanes in this many parts; those that no lane has are for
-/// what goes through none: discovery, retention, health.
+/// Database sessions are shared out in this many parts.
 pub const LANE_SHARES: usize = 16;
 /// Parts of the push lane.
 pub const PUSH_LANE_SHARE: usize = 5;
 /// Parts of the pop lane.
 pub const POP_LANE_SHARE: usize = 5;
 /// Parts of the control lane.
-pub const CONTROL_LANE_SHARE: usize = 4;
+pub const CONTROL_LANE_SHARE: usize = 3;
+/// Parts that no lane can take: for discovery, health and status.
+pub const OBSERVING_SHARE: usize = 3;
 
 /// Buffer of a connection, and so the largest head of a request.
 pub const CONNECTION_BUFFER_BYTES: usize = 64 * 1_024;

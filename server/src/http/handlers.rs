@@ -72,7 +72,7 @@ pub async fn changed(
 ) -> Result<Response, ApiError> {
     let key = broker.cursor_key.clone();
     let pages = parsed(body, move |body| changed::parse(body, tenant, &key)).await?;
-    let session = broker.database.lend(()).await?;
+    let session = broker.database.lend_discovery().await?;
     let (page, safe) = changed::changed(
         session.client(),
         broker.config.safe_floor,
@@ -81,7 +81,7 @@ pub async fn changed(
         pages,
     )
     .await?;
-    session.done();
+    drop(session.done());
     let metrics = &broker.metrics;
     metrics.safe_time.set(safe.at.micros() as f64 / 1e6);
     if metrics.safe_time_degraded.set(i64::from(safe.degraded)) != i64::from(safe.degraded) {

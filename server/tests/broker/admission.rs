@@ -254,3 +254,63 @@ async fn a_push_whose_client_is_gone_keeps_its_slot_until_the_database_has_answe
         .await;
     assert_eq!(answer.record_count(), 2);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn discovery_and_health_answer_while_every_lane_is_full() {
+    let variables = [
+        ("QUEEN_RETENTION_INTERVAL_MS", "100"),
+        ("QUEEN_PG_STATEMENT_TIMEOUT_MS", "10000"),
+        ("QUEEN_PG_LOCK_TIMEOUT_MS", "10000"),
+    ];
+    let fixture = Fixture::with(&variables, &[]).await;
+    let expiring = r#"{"queue":"q","options":{"retentionEnabled":true,"retentionSeconds":1}}"#;
+    assert_eq!(
+        fixture.post("/api/v1/configure", expiring).await.status,
+        200
+    );
+    fixture.push("q", "p", &["0"]).await;
+    let holder = fixture.session().await;
+    holder
+        .batch_execute(
+            "BEGIN; LOCK TABLE queen.segments, queen.kv, queen.trash IN ACCESS EXCLUSIVE MODE",
+        )
+        .await
+        .unwrap();
+    let pushes = (0..8).map(|_| fixture.post("/api/v1/push", PUSH));
+    let body = r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#;
+    let fetches = (0..8).map(|_| fixture.post("/api/v1/fetch", body));
+    let keys = (0..8).map(|_| fixture.get("/api/v1/kv/ns/key"));
+    let waiting = futures_util::future::join3(
+        futures_util::future::join_all(pushes),
+        futures_util::future::join_all(fetches),
+        futures_util::future::join_all(keys),
+    );
+    let observing = async {
+        let in_use = |lane: &str| format!("queen_lane_slots_in_use{{lane=\"{lane}\"}}");
+        let held = "SELECT count(*) FROM pg_stat_activity
+                    WHERE wait_event_type = 'Lock' AND application_name = 'queen'";
+        let observer = fixture.session().await;
+        until(|| async {
+            let row = observer.query_one(held, &[]).await.unwrap();
+            row.get::<_, i64>(0) >= 13
+                && metric(&fixture, &in_use("push")).await >= 5.0
+                && metric(&fixture, &in_use("pop")).await >= 5.0
+                && metric(&fixture, &in_use("control")).await >= 3.0
+        })
+        .await;
+        for _ in 0..20 {
+            let entries = r#"{"entries":[{"queue":"q"}]}"#;
+            let discovery = fixture.post("/api/v1/partitions/changed", entries);
+            let answer = timeout(Duration::from_secs(2), discovery).await;
+            assert_eq!(answer.expect("an answer in time").status, 200);
+            let health = timeout(Duration::from_secs(2), fixture.get("/health")).await;
+            assert_eq!(health.expect("an answer in time").status, 200);
+        }
+        let status = fixture.get("/status").await.json();
+        assert_eq!(status["database"]["connected"], serde_json::json!(true));
+        holder.batch_execute("ROLLBACK").await.unwrap();
+    };
+    let ((pushes, fetches, keys), ()) = tokio::join!(waiting, observing);
+    let all = pushes.iter().chain(&fetches).chain(&keys);
+    assert!(all.into_iter().all(|answer| answer.status < 300));
+}
