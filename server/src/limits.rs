@@ -201,8 +201,11 @@ pub const ACK_ATTEMPTS: usize = 8;
 pub const ACK_DEAD_RAW_BYTES: usize = 64 * MIB;
 /// Longest reason that is kept with a dead letter, in bytes.
 pub const REASON_MAX_BYTES: usize = 4_096;
-/// Ids of records that a broker remembers: 8 bytes each.
-pub const REMEMBERED_IDS: usize = 4_000_000;
+/// Bytes of what a broker remembers of the ids in segments: 8 an id, and what a segment and a partition
+/// take.
+pub const REMEMBERED_ID_BYTES: usize = 32 * MIB;
+/// Groups of queues that are not there that one tenant may have.
+pub const WAITING_GROUPS: i64 = 1_000;
 /// Lease extension in seconds when the request does not say.
 pub const LEASE_EXTENSION_DEFAULT_SECONDS: i32 = 60;
 /// Dead letters of one page at most.

@@ -10,23 +10,44 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::limits::REMEMBERED_IDS;
+use crate::limits::REMEMBERED_ID_BYTES;
 use crate::log::seal::SealKey;
 
 /// Fingerprints of a segment's ids, in the order of its records.
 type Ids = Arc<[u64]>;
 
 /// The segments whose ids this process has seen.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct SegmentIds {
     hasher: RandomState,
     table: Mutex<Table>,
+    limit: usize,
 }
 
 #[derive(Debug, Default)]
 struct Table {
     by_partition: HashMap<i64, BTreeMap<i64, Ids>>,
-    ids: usize,
+    bytes: usize,
+}
+
+/// A partition's place in a table that may be half empty, and the first node of its tree.
+const PARTITION_BYTES: usize = 2 * size_of::<(i64, BTreeMap<i64, Ids>)>() + 11 * NODE_BYTES + 64;
+/// A segment's place in a node of a tree that may be half empty, and what its ids take beside themselves.
+const SEGMENT_BYTES: usize = 2 * NODE_BYTES + 32;
+const NODE_BYTES: usize = size_of::<(i64, Ids)>();
+
+fn bytes_of(ids: usize) -> usize {
+    SEGMENT_BYTES + ids * size_of::<u64>()
+}
+
+impl Default for SegmentIds {
+    fn default() -> Self {
+        Self {
+            hasher: RandomState::default(),
+            table: Mutex::default(),
+            limit: REMEMBERED_ID_BYTES,
+        }
+    }
 }
 
 /// Segments of one partition, each with its first offset.
@@ -51,14 +72,24 @@ impl SegmentIds {
     pub fn learn(&self, partition: i64, base_offset: i64, ids: Vec<u64>) -> Ids {
         let ids: Ids = ids.into();
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = table.by_partition.get(&partition);
+        if known.is_some_and(|segments| segments.contains_key(&base_offset)) {
+            return ids;
+        }
         // Forgetting costs another look at the segments in use.
-        if table.ids >= REMEMBERED_IDS {
+        if table.bytes + PARTITION_BYTES + bytes_of(ids.len()) > self.limit {
             *table = Table::default();
         }
-        let segments = table.by_partition.entry(partition).or_default();
-        if segments.insert(base_offset, Arc::clone(&ids)).is_none() {
-            table.ids += ids.len();
-        }
+        let Table {
+            by_partition,
+            bytes,
+        } = &mut *table;
+        let segments = by_partition.entry(partition).or_insert_with(|| {
+            *bytes += PARTITION_BYTES;
+            BTreeMap::new()
+        });
+        segments.insert(base_offset, Arc::clone(&ids));
+        *bytes += bytes_of(ids.len());
         ids
     }
 
@@ -121,6 +152,25 @@ mod tests {
         assert_eq!(covered(9, 11), None);
         assert_eq!(covered(15, 17), None);
         assert_eq!(ids.covering(2, 10, 11).map(|known| known.len()), None);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded_by_what_it_takes_in_memory() {
+        // Segments of one record, each of its own partition: hardly anything of it is ids.
+        let ids = SegmentIds {
+            limit: 10 * (PARTITION_BYTES + bytes_of(1)),
+            ..SegmentIds::default()
+        };
+        let remembered = |ids: &SegmentIds| (0..20).filter(|n| ids.has(*n, 0)).count();
+        for partition in 0..10 {
+            ids.learn(partition, 0, vec![7]);
+        }
+        assert_eq!(remembered(&ids), 10);
+        // The same again costs nothing.
+        ids.learn(9, 0, vec![7]);
+        assert_eq!(remembered(&ids), 10);
+        ids.learn(10, 0, vec![7]);
+        assert_eq!(remembered(&ids), 1);
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod lease;
 pub mod pop;
 pub mod request;
 mod segments;
+mod take;
 mod verdict;
 
 /// The group of those who name none: all of them share the work of a queue.

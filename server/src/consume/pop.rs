@@ -3,12 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::Object;
 use futures_util::future::select_all;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_postgres::Row;
-use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use crate::admission::{Lane, Slot};
@@ -16,13 +14,13 @@ use crate::broker::Broker;
 use crate::consume::delivered::{Delivered, Settled};
 use crate::consume::discovery::Sweep;
 use crate::consume::lease;
-use crate::consume::request::{From, PopRequest, Since};
+use crate::consume::request::{From, PopRequest};
 use crate::consume::segments::{Opener, block_of};
+use crate::consume::take::{Taken, take};
 use crate::error::ApiError;
 use crate::http::json;
 use crate::limits::{
-    DELIVERY_LEASE_SECONDS, INLINE_WORK_BYTES, POP_LOOKS, POP_PATIENCE, POP_RAW_BYTES, POP_RECHECK,
-    POP_WAKE_MIN, PUSH_ATTEMPTS, UNREADABLE_PAUSE,
+    INLINE_WORK_BYTES, POP_PATIENCE, POP_RAW_BYTES, POP_RECHECK, UNREADABLE_PAUSE,
 };
 use crate::log::codec::Damage;
 use crate::log::push::message_id;
@@ -202,120 +200,6 @@ async fn look(
         }
     }
     unreadable.map_or(Ok(all), Err)
-}
-
-/// What the database gave.
-struct Taken {
-    rows: Vec<Row>,
-    group: i64,
-    again: bool,
-    wake: Option<Duration>,
-}
-
-async fn take(
-    client: &Object,
-    tenant: Uuid,
-    request: &PopRequest,
-    lease: Uuid,
-    queue: &str,
-) -> Result<Taken, ApiError> {
-    const POP: &str = "
-        SELECT partition_id, life, partition_name, taken_from, taken_to, base_offset, ts, records,
-               raw_bytes, block, known, group_id, again, wake_ms
-        FROM queen.pop($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
-    let partition = match &request.from {
-        From::Queue(_, partition) => partition.as_deref(),
-        From::Discovery { .. } => None,
-    };
-    let lease_seconds = if request.auto_ack {
-        Some(DELIVERY_LEASE_SECONDS)
-    } else {
-        request.lease_seconds
-    };
-    let mut attempt = 1;
-    loop {
-        let statement = client.prepare_cached(POP).await?;
-        let outcome = client
-            .query(
-                &statement,
-                &[
-                    &tenant,
-                    &queue,
-                    &partition,
-                    &request.group,
-                    &lease,
-                    &lease_seconds,
-                    &request.batch,
-                    &request.width,
-                    &POP_RAW_BYTES,
-                    &POP_LOOKS,
-                ],
-            )
-            .await;
-        let mut rows = match outcome {
-            Ok(rows) => rows,
-            Err(error)
-                if attempt < PUSH_ATTEMPTS
-                    && error.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED) =>
-            {
-                attempt += 1;
-                continue;
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let Some(last) = rows.pop() else {
-            return Err(ApiError::Internal("a pop without its last row".into()));
-        };
-        let known: bool = last.get(10);
-        let group: Option<i64> = last.get(11);
-        if let Some(group) = group {
-            return Ok(Taken {
-                rows,
-                group,
-                again: last.get(12),
-                wake: last
-                    .get::<_, Option<i64>>(13)
-                    .map(|millis| Duration::from_millis(millis.max(0).unsigned_abs()))
-                    // Due already, it is in the hands of another pop.
-                    .map(|wake| wake.max(POP_WAKE_MIN)),
-            });
-        }
-        // A group that begins at the start misses nothing of a queue that is not there yet.
-        if !known && request.since == Since::Start {
-            return Ok(Taken {
-                rows,
-                group: 0,
-                again: false,
-                wake: None,
-            });
-        }
-        subscribe(client, tenant, queue, &request.group, request.since).await?;
-    }
-}
-
-async fn subscribe(
-    client: &Object,
-    tenant: Uuid,
-    queue: &str,
-    group: &str,
-    since: Since,
-) -> Result<(), ApiError> {
-    const SINCE_START: &str = "SELECT queen.subscribe($1, $2, $3, '-infinity')";
-    const SINCE: &str = "SELECT queen.subscribe($1, $2, $3, $4)";
-    let at: Option<Timestamp> = match since {
-        Since::Start => {
-            let statement = client.prepare_cached(SINCE_START).await?;
-            client.query(&statement, &[&tenant, &queue, &group]).await?;
-            return Ok(());
-        }
-        Since::Now => None,
-        Since::At(instant) => Some(instant),
-    };
-    let statement = client.prepare_cached(SINCE).await?;
-    client
-        .query(&statement, &[&tenant, &queue, &group, &at])
-        .await?;
-    Ok(())
 }
 
 /// A segment, some of whose records were taken.
