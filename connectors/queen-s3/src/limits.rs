@@ -112,6 +112,8 @@ pub const BROKER_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Greatest body of a fetch answer: four times what a call renders at most, because one record
 /// comes whatever its size.
 pub const FETCH_BODY_BYTES: usize = 256 * MIB;
+/// Buffers of answers below this are not kept for the next answer.
+pub const SPARE_BUFFER_LEAST_BYTES: usize = MIB;
 /// Greatest body of any other answer of Queen.
 pub const ANSWER_BODY_BYTES: usize = 64 * MIB;
 /// Greatest body that is read for an error's text.
@@ -122,6 +124,8 @@ pub const EXCERPT_CHARS: usize = 300;
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(3_600);
 /// Fetch answers longer than this are decoded off the async threads.
 pub const DECODE_INLINE_BYTES: usize = 64 * 1024;
+/// The same for answers of compressed segments.
+pub const DECODE_INLINE_SEGMENTS_BYTES: usize = 8 * 1024;
 /// How long the store may take to answer a request without a body of ours, and how long an
 /// object's next bytes may take.
 pub const STORE_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);

@@ -1,14 +1,23 @@
 //! The buffer budget across every queue that this process owns (`QUEEN_S3_MEMORY_MB`).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+
+use crate::limits::SPARE_BUFFER_LEAST_BYTES;
 
 /// Counts the bytes that buffered records hold: response bodies and their indexes, from the moment
 /// a body arrives until its last record is encoded or dropped.
+///
+/// Buffers that were given back are lent again while anything is held: memory that comes fresh from
+/// the system costs more to touch for the first time than to fill. They fit into the budget with
+/// what is held, and are given up when nothing is.
 #[derive(Debug)]
 pub struct MemoryBudget {
     limit: usize,
     used: AtomicUsize,
+    spare: Mutex<Vec<Vec<u8>>>,
 }
 
 impl MemoryBudget {
@@ -17,6 +26,7 @@ impl MemoryBudget {
         Arc::new(Self {
             limit,
             used: AtomicUsize::new(0),
+            spare: Mutex::default(),
         })
     }
 
@@ -28,6 +38,45 @@ impl MemoryBudget {
     /// Bytes held now; may pass the limit, because an answer's size is known only once it is here.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
+    }
+
+    /// An empty buffer for `length` bytes, which is not counted by itself.
+    pub fn buffer(&self, length: usize) -> Vec<u8> {
+        if length < SPARE_BUFFER_LEAST_BYTES {
+            return Vec::with_capacity(length);
+        }
+        let mut spare = self.spare();
+        let fits = |buffer: &Vec<u8>| {
+            let capacity = buffer.capacity();
+            capacity >= length && capacity - length <= length / 8
+        };
+        if let Some(at) = spare.iter().position(fits) {
+            return spare.swap_remove(at);
+        }
+        while self.used() + capacities(&spare) + length > self.limit && spare.pop().is_some() {}
+        drop(spare);
+        Vec::with_capacity(length)
+    }
+
+    /// `buffer` as shared bytes, whose memory is lent again after the last of them is dropped.
+    pub fn share(self: &Arc<Self>, buffer: Vec<u8>) -> Bytes {
+        if buffer.capacity() < SPARE_BUFFER_LEAST_BYTES {
+            return Bytes::from(buffer);
+        }
+        let budget = Arc::clone(self);
+        Bytes::from_owner(Lent { buffer, budget })
+    }
+
+    fn give_back(&self, mut buffer: Vec<u8>) {
+        buffer.clear();
+        let mut spare = self.spare();
+        if self.used() > 0 && self.used() + capacities(&spare) + buffer.capacity() <= self.limit {
+            spare.push(buffer);
+        }
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts `bytes` until the returned hold is dropped.
@@ -56,13 +105,39 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        let before = self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        if before == self.bytes {
+            self.budget.spare().clear();
+        }
+    }
+}
+
+fn capacities(buffers: &[Vec<u8>]) -> usize {
+    buffers.iter().map(Vec::capacity).sum()
+}
+
+/// A buffer that goes back to its budget.
+struct Lent {
+    buffer: Vec<u8>,
+    budget: Arc<MemoryBudget>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.budget.give_back(std::mem::take(&mut self.buffer));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::MIB;
 
     #[test]
     fn bytes_count_for_as_long_as_their_hold_lives() {
@@ -74,5 +149,47 @@ mod tests {
         assert_eq!(budget.used(), other.bytes());
         drop(other);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_buffer_is_lent_again_while_anything_is_held() {
+        let budget = MemoryBudget::new(16 * MIB);
+        let hold = budget.hold(MIB);
+        let mut buffer = budget.buffer(4 * MIB);
+        buffer.push(1);
+        let shared = budget.share(buffer);
+        let part = shared.slice(..1);
+        drop(shared);
+        assert!(budget.spare().is_empty());
+        drop(part);
+        let spare = |budget: &MemoryBudget| capacities(&budget.spare());
+        assert_eq!(spare(&budget), 4 * MIB);
+
+        assert_eq!(
+            budget.buffer(3 * MIB).capacity(),
+            3 * MIB,
+            "too much of it would be idle"
+        );
+        let again = budget.buffer(4 * MIB - 1);
+        assert_eq!((again.len(), again.capacity()), (0, 4 * MIB));
+        assert_eq!(spare(&budget), 0);
+        drop(budget.share(again));
+        assert_eq!(spare(&budget), 4 * MIB);
+        drop(hold);
+        assert_eq!(spare(&budget), 0);
+    }
+
+    #[test]
+    fn spare_buffers_fit_into_the_budget_with_what_is_held() {
+        let budget = MemoryBudget::new(16 * MIB);
+        let _hold = budget.hold(8 * MIB);
+        let buffers = [5, 2, 7, 6].map(|length| budget.buffer(length * MIB));
+        for buffer in buffers {
+            drop(budget.share(buffer));
+            assert!(budget.used() + capacities(&budget.spare()) <= budget.limit());
+        }
+        drop(budget.buffer(8 * MIB));
+        assert_eq!(capacities(&budget.spare()), 0, "they make room for another");
+        assert_eq!(budget.buffer(10).capacity(), 10, "small ones are not kept");
     }
 }

@@ -6,6 +6,9 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::IntoResponse;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -13,6 +16,7 @@ use tokio::task::JoinHandle;
 use queen_s3::broker::http::{HttpBroker, HttpBrokerOptions};
 use queen_s3::broker::{Broker, BrokerErrorKind, FetchEntry, FetchRequest};
 use queen_s3::memory::MemoryBudget;
+use queen_s3::record::SEGMENTS;
 
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -148,4 +152,31 @@ async fn a_fetch_waits_as_long_as_it_asked_the_broker_to_and_no_call_waits_for_e
         .fetch(&fetch_request(&["a"], 30_000))
         .await
         .expect("in time");
+}
+
+/// A broker that answers segments to who asks for them: one entry, no records, watermark 7.
+async fn segments(headers: HeaderMap) -> impl IntoResponse {
+    let accepted = headers[ACCEPT].to_str().expect("text").contains(SEGMENTS);
+    let mut body = b"QSEG\x01\x01\0\0\0\x06\0orders\x02\0p1".to_vec();
+    body.extend_from_slice(&7i64.to_le_bytes());
+    body.extend_from_slice(&5i64.to_le_bytes());
+    body.extend_from_slice(b"\0\0");
+    let status = if accepted { 200 } else { 406 };
+    let status = StatusCode::from_u16(status).expect("a status");
+    (status, [(CONTENT_TYPE, SEGMENTS)], body)
+}
+
+#[tokio::test]
+async fn segments_are_asked_for_and_read() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+    let app = Router::new().fallback(segments);
+    let task = tokio::spawn(async move { axum::serve(listener, app).await });
+    let budget = MemoryBudget::new(1 << 30);
+    let options = HttpBrokerOptions::new(url.parse().expect("a URL"), None, budget);
+    let broker = HttpBroker::new(options).expect("a client");
+    let answer = broker.fetch(&fetch_request(&["p1"], 0)).await;
+    let entry = &answer.expect("it reads").entries[0];
+    assert_eq!((entry.log_start, entry.high_watermark), (5, 7));
+    task.abort();
 }

@@ -1,8 +1,8 @@
 //! One handler per route: body in, the module of that name, answer out.
 
 use axum::extract::{Path, State};
-use axum::http::{Method, StatusCode};
-use axum::response::Response;
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use uuid::Uuid;
 
@@ -54,15 +54,19 @@ pub async fn push(
 pub async fn fetch(
     State(broker): Shared,
     Tenant(tenant): Tenant,
+    headers: HeaderMap,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
     // Kept to the end: what a parked fetch holds is of the size of its body, and counts with it.
-    let request = parsed(body.clone(), |body| fetch::parse(body)).await?;
+    let mut request = parsed(body.clone(), |body| fetch::parse(body)).await?;
+    let accept = headers.get(header::ACCEPT);
+    request.form = fetch::Form::accepted(accept.and_then(|value| value.to_str().ok()));
+    let media_type = request.form.media_type();
     let answer = fetch::fetch(&broker, tenant, request).await?;
     drop(body);
     broker.metrics.fetched_records.inc_by(answer.records);
     broker.metrics.fetched_bytes.inc_by(answer.payload_bytes);
-    Ok(rendered(StatusCode::OK, answer.body))
+    Ok(([(header::CONTENT_TYPE, media_type)], answer.body).into_response())
 }
 
 pub async fn changed(

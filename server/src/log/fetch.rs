@@ -19,7 +19,8 @@ use crate::limits::{
 };
 use crate::log::changed::UNKNOWN;
 use crate::log::render::{EntryAnswer, Rendered, StoredSegment, render};
-use crate::log::seal::Vault;
+use crate::log::seal::{SealKey, Vault};
+use crate::log::transfer::{SEGMENTS, pack};
 use crate::name::{DEFAULT_PARTITION, PartitionName, check_name};
 
 /// Marker of an offset outside of the log; the bounds come with it.
@@ -56,6 +57,46 @@ pub struct FetchRequest {
     max_bytes: Vec<i64>,
     wait: Duration,
     min_bytes: u64,
+    /// How the answer is to be written.
+    pub form: Form,
+}
+
+/// How a fetch is answered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Form {
+    /// JSON, record by record.
+    #[default]
+    Json,
+    /// Compressed blocks, for clients that ask for [`SEGMENTS`].
+    Segments,
+}
+
+impl Form {
+    /// The best form that the `Accept` header asks for: segments where it names them.
+    pub fn accepted(accept: Option<&str>) -> Self {
+        let ranges = accept.unwrap_or_default().split(',');
+        let mut names = ranges.map(|range| range.split(';').next().unwrap_or_default().trim());
+        if names.any(|name| name.eq_ignore_ascii_case(SEGMENTS)) {
+            Self::Segments
+        } else {
+            Self::Json
+        }
+    }
+
+    /// The answer's media type.
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Segments => SEGMENTS,
+        }
+    }
+
+    fn write(self, look: &Look, tenant: Uuid, key: Option<&SealKey>) -> Rendered {
+        match self {
+            Self::Json => render(&look.entries, tenant, key),
+            Self::Segments => pack(&look.entries, tenant, key),
+        }
+    }
 }
 
 /// Parses and checks a request body.
@@ -137,11 +178,11 @@ pub async fn fetch(
             _ => look(broker, tenant, &request).await?,
         };
         let Some(registration) = &registration else {
-            return finish(look, tenant, &broker.vault).await;
+            return finish(look, request.form, tenant, &broker.vault).await;
         };
         let ends = over() || look.failed || look.full;
         if ends || look.payload_bytes >= request.min_bytes {
-            let rendered = finish(look, tenant, &broker.vault).await?;
+            let rendered = finish(look, request.form, tenant, &broker.vault).await?;
             // The first segment may begin below the offset asked for, so only what is rendered
             // tells whether there is enough.
             if ends || rendered.failed || rendered.payload_bytes >= request.min_bytes {
@@ -224,12 +265,14 @@ async fn read(client: &Object, tenant: Uuid, request: &FetchRequest) -> Result<L
             continue;
         };
         look.stored_bytes += row.get::<_, &[u8]>(BLOCK_COLUMN).len();
-        look.payload_bytes += row.get::<_, i64>(8).unsigned_abs();
+        let payload_bytes = row.get::<_, i64>(8).unsigned_abs();
+        look.payload_bytes += payload_bytes;
         let segment = StoredSegment {
             base_offset,
             ts: row.get(5),
             records: row.get::<_, i32>(6).unsigned_abs() as usize,
             raw_bytes: row.get::<_, i32>(7).unsigned_abs() as usize,
+            payload_bytes,
             block: BlockRow(row),
         };
         if let Some(entry) = look.entries.last_mut() {
@@ -270,19 +313,38 @@ impl Look {
     }
 }
 
-async fn finish(look: Look, tenant: Uuid, vault: &Vault) -> Result<Rendered, ApiError> {
+async fn finish(look: Look, form: Form, tenant: Uuid, vault: &Vault) -> Result<Rendered, ApiError> {
     let key = vault.key().cloned();
     if look.stored_bytes <= INLINE_WORK_BYTES {
-        return Ok(render(&look.entries, tenant, key.as_deref()));
+        return Ok(form.write(&look, tenant, key.as_deref()));
     }
-    let rendering =
-        tokio::task::spawn_blocking(move || render(&look.entries, tenant, key.as_deref()));
+    let rendering = tokio::task::spawn_blocking(move || form.write(&look, tenant, key.as_deref()));
     Ok(rendering.await?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn segments_come_only_to_who_names_them() {
+        for (accept, form) in [
+            (None, Form::Json),
+            (Some("*/*"), Form::Json),
+            (Some("application/json"), Form::Json),
+            (
+                Some("Application/vnd.queen.segments;q=1, application/json;q=0.5"),
+                Form::Segments,
+            ),
+            (
+                Some("application/json, application/vnd.queen.segments"),
+                Form::Segments,
+            ),
+            (Some("application/vnd.queen.segments-2"), Form::Json),
+        ] {
+            assert_eq!(Form::accepted(accept), form, "{accept:?}");
+        }
+    }
 
     #[test]
     fn limits_and_defaults_are_applied() {

@@ -12,4 +12,5 @@ pub mod repeats;
 pub mod safe_time;
 pub mod seal;
 pub mod store;
+pub mod transfer;
 pub mod waiters;

@@ -19,6 +19,8 @@ pub struct StoredSegment<B> {
     pub raw_bytes: usize,
     /// Number of records.
     pub records: usize,
+    /// Payload lengths added up, an empty payload counting 1.
+    pub payload_bytes: u64,
     /// The compressed block.
     pub block: B,
 }
@@ -42,8 +44,37 @@ pub struct EntryAnswer<B> {
     pub segments: Vec<StoredSegment<B>>,
 }
 
+impl<B> EntryAnswer<B> {
+    /// Where `segment` belongs, for the key that it may be sealed with.
+    pub fn place(&self, tenant: Uuid, segment: &StoredSegment<B>) -> Place<'_> {
+        Place {
+            tenant,
+            queue: &self.queue,
+            partition: &self.partition,
+            records: segment.records,
+            raw_bytes: segment.raw_bytes,
+        }
+    }
+}
+
 /// Marker of an entry whose segment cannot be read.
 pub const UNREADABLE: &str = "UNREADABLE";
+
+/// Reports a segment that cannot be read; answers the marker of its entry.
+pub fn unreadable<B>(
+    entry: &EntryAnswer<B>,
+    segment: &StoredSegment<B>,
+    damage: &Damage,
+) -> &'static str {
+    tracing::error!(
+        queue = entry.queue,
+        partition = entry.partition,
+        base_offset = segment.base_offset,
+        error = %damage,
+        "a segment cannot be read; its readers wait in front of it"
+    );
+    UNREADABLE
+}
 
 /// A rendered answer.
 #[derive(Debug)]
@@ -124,14 +155,7 @@ impl Renderer<'_> {
                 break;
             }
             if let Err(damage) = self.segment(entry, segment, &mut taken) {
-                tracing::error!(
-                    queue = entry.queue,
-                    partition = entry.partition,
-                    base_offset = segment.base_offset,
-                    error = %damage,
-                    "a segment cannot be read; its readers wait in front of it"
-                );
-                error = Some(UNREADABLE);
+                error = Some(unreadable(entry, segment, &damage));
                 break;
             }
         }
@@ -156,13 +180,7 @@ impl Renderer<'_> {
         segment: &StoredSegment<B>,
         taken: &mut usize,
     ) -> Result<(), Damage> {
-        let place = Place {
-            tenant: self.tenant,
-            queue: &entry.queue,
-            partition: &entry.partition,
-            records: segment.records,
-            raw_bytes: segment.raw_bytes,
-        };
+        let place = entry.place(self.tenant, segment);
         let mut raw = std::mem::take(&mut self.raw);
         let outcome = opened(segment.block.as_ref(), place, self.key, &mut self.opened)
             .and_then(|frame| decompress(frame, segment.raw_bytes, &mut raw))
@@ -225,12 +243,12 @@ impl Renderer<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use crate::log::codec::BlockWriter;
 
     use super::*;
 
-    fn segment(base_offset: i64, payloads: &[&str]) -> StoredSegment<Vec<u8>> {
+    pub fn segment(base_offset: i64, payloads: &[&str]) -> StoredSegment<Vec<u8>> {
         let mut writer = BlockWriter::new();
         for (index, payload) in payloads.iter().enumerate() {
             writer.push(format!("\"t{index}\"").as_bytes(), payload.as_bytes());
@@ -241,11 +259,12 @@ mod tests {
             ts: Timestamp::from_micros(1_788_516_221_918_204),
             raw_bytes: block.raw_bytes,
             records: block.records,
+            payload_bytes: block.payload_bytes as u64,
             block: block.frame,
         }
     }
 
-    fn entry(offset: i64, segments: Vec<StoredSegment<Vec<u8>>>) -> EntryAnswer<Vec<u8>> {
+    pub fn entry(offset: i64, segments: Vec<StoredSegment<Vec<u8>>>) -> EntryAnswer<Vec<u8>> {
         EntryAnswer {
             queue: "o\"q".into(),
             partition: "eu".into(),

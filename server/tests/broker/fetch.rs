@@ -51,6 +51,57 @@ async fn every_entry_is_answered_in_order_with_its_bounds() {
 }
 
 #[tokio::test]
+async fn who_asks_for_segments_gets_the_blocks_as_they_are_stored() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["1", "{\"n\":2}"]).await;
+    fixture.push("q", "p", &["3"]).await;
+    let body = r#"{"entries":[{"queue":"q","partition":"p","offset":1},{"queue":"q","offset":9}]}"#;
+    let (media_type, answer) = fixture.fetch_segments(body).await;
+    assert_eq!(media_type, "application/vnd.queen.segments");
+    assert!(answer.starts_with(b"QSEG\x01\x02\0\0\0\x01\0q\x01\0p"));
+    let refused = b"\0\0\x01\0q\x07\0Default";
+    assert!(answer.windows(refused.len()).any(|bytes| bytes == refused));
+    assert!(answer.ends_with(b"\0\x13OFFSET_OUT_OF_RANGE"));
+
+    let session = fixture.session().await;
+    let sql = "SELECT base_offset, records, raw_bytes, block FROM queen.segments ORDER BY 1";
+    let stored = session.query(sql, &[]).await.unwrap();
+    assert_eq!(stored.len(), 2);
+    for row in stored {
+        let (records, raw_bytes, block) = (
+            row.get::<_, i32>(1),
+            row.get::<_, i32>(2),
+            row.get::<_, &[u8]>(3),
+        );
+        let mut expected = records.to_le_bytes().to_vec();
+        expected.extend_from_slice(&raw_bytes.to_le_bytes());
+        expected.extend_from_slice(&(block.len() as u32).to_le_bytes());
+        expected.extend_from_slice(block);
+        let found = answer
+            .windows(expected.len())
+            .any(|bytes| bytes == expected);
+        assert!(found, "the segment of offset {}", row.get::<_, i64>(0));
+    }
+}
+
+#[tokio::test]
+async fn sealed_segments_are_sent_opened() {
+    let key = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+    let fixture = Fixture::with(&[("QUEEN_ENCRYPTION_KEY", key)], &[]).await;
+    let configure = r#"{"queue":"q","options":{"encryptionEnabled":true}}"#;
+    let configured = fixture.post("/api/v1/configure", configure).await;
+    assert!(configured.status < 300, "{}", configured.text);
+    fixture.push("q", "p", &["\"a secret\""]).await;
+    let body = r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#;
+    let (_, answer) = fixture.fetch_segments(body).await;
+    let frame = [0x28, 0xb5, 0x2f, 0xfd];
+    assert!(
+        answer.windows(4).any(|bytes| bytes == frame),
+        "a zstd frame"
+    );
+}
+
+#[tokio::test]
 async fn below_the_log_start_is_out_of_range_with_the_bounds() {
     let fixture = Fixture::start().await;
     fixture.push("q", "p", &["1", "2"]).await;

@@ -148,6 +148,19 @@ impl Fixture {
             .typed()
     }
 
+    /// The answer of a fetch by a client that takes segments: its media type and its body.
+    pub async fn fetch_segments(&self, body: &str) -> (String, Vec<u8>) {
+        let request = self.http.post(self.url() + "/api/v1/fetch");
+        let request = request.header("accept", "application/vnd.queen.segments, application/json");
+        let answer = request.body(body.to_owned()).send().await.unwrap();
+        assert_eq!(answer.status(), 200);
+        let media_type = answer.headers()["content-type"]
+            .to_str()
+            .unwrap()
+            .to_owned();
+        (media_type, answer.bytes().await.unwrap().to_vec())
+    }
+
     pub async fn fetch(&self, body: &str) -> queen_protocol::FetchResponse {
         self.post("/api/v1/fetch", body.to_owned()).await.typed()
     }

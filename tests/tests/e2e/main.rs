@@ -11,6 +11,7 @@ mod main_job;
 mod outage;
 mod payloads;
 mod sharing;
+mod transfer;
 
 use anyhow::Result;
 use queen_dev::{Stack, StackOptions};

@@ -24,10 +24,10 @@ use super::{
 use crate::config::Secret;
 use crate::limits::{
     ANSWER_BODY_BYTES, BROKER_ANSWER_TIMEOUT, CONNECT_TIMEOUT, DECODE_INLINE_BYTES,
-    ERROR_BODY_BYTES, FETCH_BODY_BYTES,
+    DECODE_INLINE_SEGMENTS_BYTES, ERROR_BODY_BYTES, FETCH_BODY_BYTES,
 };
 use crate::memory::{Hold, MemoryBudget};
-use crate::record::decode_fetch;
+use crate::record::{DecodeError, SEGMENTS, decode_fetch, decode_segments};
 use crate::wire::{causes, excerpt, retry_after};
 
 /// How to reach Queen.
@@ -112,25 +112,33 @@ struct Route {
     method: Method,
     path: &'static str,
     needs: &'static str,
+    /// What is accepted besides JSON.
+    accept: Option<&'static str>,
 }
+
+/// Segments from a broker that offers them, JSON from every other.
+const SEGMENTS_OR_JSON: &str = "application/vnd.queen.segments, application/json;q=0.9";
 
 const FETCH: Route = Route {
     operation: "POST /api/v1/fetch",
     method: Method::POST,
     path: "/api/v1/fetch",
     needs: "scope consume at a proxy, level read-only at a broker",
+    accept: Some(SEGMENTS_OR_JSON),
 };
 const CHANGED: Route = Route {
     operation: "POST /api/v1/partitions/changed",
     method: Method::POST,
     path: "/api/v1/partitions/changed",
     needs: "scope consume at a proxy, level read-only at a broker",
+    accept: None,
 };
 const KV: Route = Route {
     operation: "POST /api/v1/kv",
     method: Method::POST,
     path: "/api/v1/kv",
     needs: "scope consume at a proxy, level read-write at a broker",
+    accept: None,
 };
 const QUEUES: Route = Route {
     operation: "GET /api/v1/resources/queues",
@@ -138,6 +146,7 @@ const QUEUES: Route = Route {
     path: "/api/v1/resources/queues",
     needs: "scope read at a proxy (QUEEN_S3_QUEUES=* asks for it on top of consume), level \
             read-only at a broker",
+    accept: None,
 };
 
 impl HttpBroker {
@@ -185,6 +194,9 @@ impl HttpBroker {
         let mut call = self
             .client
             .request(route.method.clone(), format!("{}{}", self.base, route.path));
+        if let Some(accept) = route.accept {
+            call = call.header(ACCEPT, accept);
+        }
         if let Some(body) = body {
             call = call.header(CONTENT_TYPE, "application/json").body(body);
         }
@@ -251,7 +263,10 @@ impl HttpBroker {
             Some(Ok(length)) if length <= limit => length,
             Some(_) => return Err(oversized()),
         };
-        let mut body = Vec::with_capacity(length);
+        let mut body = match budget {
+            Some(budget) => budget.buffer(length),
+            None => Vec::with_capacity(length),
+        };
         let mut hold = budget.map(|budget| budget.hold(body.capacity()));
         loop {
             let chunk = timeout(self.answer_timeout, response.chunk())
@@ -270,7 +285,11 @@ impl HttpBroker {
                 hold = budget.map(|budget| budget.hold(body.capacity()));
             }
         }
-        Ok((Bytes::from(body), hold))
+        let body = match budget {
+            Some(budget) => budget.share(body),
+            None => Bytes::from(body),
+        };
+        Ok((body, hold))
     }
 
     /// A call other than a fetch: all of it within the answer's time limit.
@@ -290,15 +309,16 @@ impl HttpBroker {
         let body = wire::fetch_body(request).map_err(unsendable)?;
         let limit = self.answer_timeout + Duration::from_millis(request.max_wait_ms.into());
         let response = self.send(&FETCH, Some(body), limit).await?;
+        let form = Form::of(response.headers());
         let (body, hold) = self
             .collect(response, FETCH_BODY_BYTES, Some(&self.budget))
             .await?;
 
-        let answer = if body.len() <= DECODE_INLINE_BYTES {
-            decode_fetch(request, body, &self.budget)
+        let answer = if body.len() <= form.inline_bytes() {
+            form.decode(request, body, &self.budget)
         } else {
             let (request, budget) = (request.clone(), Arc::clone(&self.budget));
-            task::spawn_blocking(move || decode_fetch(&request, body, &budget))
+            task::spawn_blocking(move || form.decode(&request, body, &budget))
                 .await
                 .map_err(|_| BrokerErrorKind::Malformed("decoding it was given up".into()))?
         };
@@ -360,6 +380,46 @@ impl Broker for HttpBroker {
             wire::read_queues(&answer).map_err(|error| self.unreadable(error))
         };
         answer.await.map_err(|kind| self.error(&QUEUES, kind))
+    }
+}
+
+/// How a fetch was answered.
+#[derive(Clone, Copy)]
+enum Form {
+    Json,
+    Segments,
+}
+
+impl Form {
+    fn of(headers: &HeaderMap) -> Self {
+        let value = headers
+            .get(CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok());
+        let media_type = value.and_then(|value| value.split(';').next());
+        match media_type {
+            Some(name) if name.trim().eq_ignore_ascii_case(SEGMENTS) => Self::Segments,
+            _ => Self::Json,
+        }
+    }
+
+    /// Answers longer than this are decoded off the async threads.
+    fn inline_bytes(self) -> usize {
+        match self {
+            Self::Json => DECODE_INLINE_BYTES,
+            Self::Segments => DECODE_INLINE_SEGMENTS_BYTES,
+        }
+    }
+
+    fn decode(
+        self,
+        request: &FetchRequest,
+        body: Bytes,
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<FetchAnswer, DecodeError> {
+        match self {
+            Self::Json => decode_fetch(request, body, budget),
+            Self::Segments => decode_segments(request, &body, budget),
+        }
     }
 }
 

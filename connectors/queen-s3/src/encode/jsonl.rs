@@ -10,7 +10,7 @@ use std::thread;
 use bytes::Bytes;
 use flate2::GzBuilder;
 use flate2::write::GzEncoder;
-use memchr::{memchr, memchr2};
+use memchr::memchr2;
 use zstd::stream::raw::{CParameter, Encoder, InBuffer, Operation, OutBuffer};
 use zstd::zstd_safe::compress_bound;
 
@@ -84,19 +84,17 @@ impl LineLength {
 
     /// Length of the line of `record` of `batch`, its end included.
     pub(super) fn of(&mut self, batch: &Batch, record: &RecordIndex) -> u64 {
-        let transaction_id = batch.transaction_id(record);
-        let quoted = match memchr(b'\\', transaction_id) {
-            None => transaction_id.len() + 2,
-            Some(_) => {
-                self.scratch.clear();
-                append_transaction_id(&mut self.scratch, transaction_id);
-                self.scratch.len()
-            }
+        let quoted = if batch.has_escapes(record) {
+            self.scratch.clear();
+            append_transaction_id(&mut self.scratch, batch, record);
+            self.scratch.len()
+        } else {
+            record.transaction_id_len as usize + 2
         };
         let varying = itoa::Buffer::new().format(record.offset).len()
             + quoted
             + self.ts.of(record.ts).len()
-            + batch.payload(record).len();
+            + record.payload_len as usize;
         (self.fixed + varying) as u64
     }
 }
@@ -182,7 +180,7 @@ impl JsonlEncoder {
         line.extend_from_slice(&self.head);
         line.extend_from_slice(itoa::Buffer::new().format(record.offset).as_bytes());
         line.extend_from_slice(BEFORE_TRANSACTION_ID);
-        append_transaction_id(line, batch.transaction_id(record));
+        append_transaction_id(line, batch, record);
         line.extend_from_slice(BEFORE_TS);
         line.extend_from_slice(self.ts.of(record.ts).as_bytes());
         line.extend_from_slice(BEFORE_PAYLOAD);
@@ -336,14 +334,15 @@ fn append_string(line: &mut Vec<u8>, text: &str) {
 
 /// Appends a transaction id, quoted and escaped as `serde_json` escapes it. One that names no
 /// Unicode text, because it holds half a surrogate pair, stays as the broker escaped it.
-fn append_transaction_id(line: &mut Vec<u8>, escaped: &[u8]) {
+fn append_transaction_id(line: &mut Vec<u8>, batch: &Batch, record: &RecordIndex) {
+    let escaped = batch.transaction_id(record);
     let quoted = |line: &mut Vec<u8>| {
         line.push(b'"');
         line.extend_from_slice(escaped);
         line.push(b'"');
     };
     // Without an escape there is nothing that would need one either.
-    if memchr(b'\\', escaped).is_none() {
+    if !batch.has_escapes(record) {
         return quoted(line);
     }
     let start = line.len();

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use memchr::memchr;
 use parquet::basic::{Compression as Codec, Encoding, ZstdLevel};
 use parquet::data_type::{ByteArray, ByteArrayType, DataType, Int64Type};
 use parquet::errors::ParquetError;
@@ -224,10 +223,10 @@ fn properties(spec: &ObjectSpec) -> Result<WriterProperties, ParquetError> {
 
 /// The transaction id as text. Half a surrogate pair, which no text can hold, becomes U+FFFD.
 fn transaction_id(batch: &Batch, record: &RecordIndex) -> ByteArray {
-    let escaped = batch.transaction_id(record);
-    if memchr(b'\\', escaped).is_none() {
+    if !batch.has_escapes(record) {
         return batch.transaction_id_bytes(record).into();
     }
+    let escaped = batch.transaction_id(record);
     let mut quoted = Vec::with_capacity(escaped.len() + 2);
     quoted.push(b'"');
     append_whole_pairs(&mut quoted, escaped);

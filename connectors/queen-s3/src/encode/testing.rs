@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::memory::MemoryBudget;
-use crate::record::{Batch, Chunk, RecordIndex};
+use crate::record::{Batch, Chunk, Ids, RecordIndex};
 use crate::time::Micros;
 
 /// A batch of records given as offset, `ts` in µs, escaped transaction id, and payload.
@@ -29,7 +29,7 @@ pub(crate) fn batch<T: AsRef<str>>(records: &[(i64, i64, T, T)]) -> Arc<Batch> {
             }
         })
         .collect();
-    Batch::new(body.into(), index, &MemoryBudget::new(0))
+    Batch::new(body.into(), index, Ids::Escaped, &MemoryBudget::new(0))
 }
 
 /// The records of `batch` in chunks of at most `records`.

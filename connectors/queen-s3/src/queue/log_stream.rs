@@ -281,7 +281,7 @@ mod tests {
 
     use super::*;
     use crate::memory::MemoryBudget;
-    use crate::record::Batch;
+    use crate::record::{Batch, Ids};
 
     fn chunk(offsets: std::ops::Range<i64>) -> Chunk {
         let index: Vec<RecordIndex> = offsets
@@ -296,7 +296,7 @@ mod tests {
             .collect();
         let range = 0..index.len() as u32;
         Chunk {
-            batch: Batch::new(Bytes::new(), index, &MemoryBudget::new(0)),
+            batch: Batch::new(Bytes::new(), index, Ids::Escaped, &MemoryBudget::new(0)),
             range,
         }
     }

@@ -7,12 +7,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use memchr::memchr;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use thiserror::Error;
 
-use super::{Batch, RecordIndex};
-use crate::broker::{EntryError, FetchAnswer, FetchRequest, FetchedEntry};
+use super::Ids;
+use super::gather::{Gather, Place, excerpt};
+use crate::broker::{EntryError, FetchAnswer, FetchRequest};
 use crate::memory::MemoryBudget;
 use crate::time::Micros;
 
@@ -48,38 +50,22 @@ pub fn decode_fetch(
             body.len()
         )));
     }
-    let mut scan = Scan::new(request, &body);
-    let read = scan.read(&body);
-    let Scan {
-        mut index,
-        entries,
-        contradiction,
-        ..
-    } = scan;
-    match (read, contradiction) {
+    let text = body.clone();
+    let mut scan = Scan::new(request, &text);
+    match (scan.read(&text), scan.contradiction) {
         (Ok(()), _) => {}
         (Err(_), Some(text)) => return Err(DecodeError::Contradiction(text)),
         (Err(error), None) => return Err(error.into()),
     }
-    index.shrink_to_fit();
-    Ok(FetchAnswer {
-        batch: Batch::new(body, index, budget),
-        entries,
-    })
+    let answer = scan.gather.finish(body, budget);
+    answer.map_err(DecodeError::Contradiction)
 }
 
 /// The state of one scan: what was found, and what the next value must agree with.
 struct Scan<'a> {
-    request: &'a FetchRequest,
+    gather: Gather<'a>,
     /// Address of the body's first byte, from which borrowed slices tell their position.
     base: usize,
-    index: Vec<RecordIndex>,
-    entries: Vec<FetchedEntry>,
-    /// Offset and `ts` of the last record of the entry being read; before the first, what a record
-    /// must be above.
-    last: (i64, Micros),
-    /// Whether `ts` fell within the entry being read: what follows is left to the next answer.
-    ts_fell: bool,
     /// The `ts` text read last and its value: records of one segment share it, so that most need no
     /// calendar arithmetic.
     ts: (&'a str, Micros),
@@ -90,12 +76,8 @@ struct Scan<'a> {
 impl<'a> Scan<'a> {
     fn new(request: &'a FetchRequest, body: &'a [u8]) -> Self {
         Self {
-            request,
+            gather: Gather::new(request),
             base: body.as_ptr() as usize,
-            index: Vec::new(),
-            entries: Vec::with_capacity(request.entries.len()),
-            last: (-1, Micros::MIN),
-            ts_fell: false,
             ts: ("", Micros::MIN),
             contradiction: None,
         }
@@ -109,29 +91,16 @@ impl<'a> Scan<'a> {
         deserializer.end()
     }
 
-    /// Stops the scan with an answer that contradicts its request or itself.
-    fn refuse<T, E: de::Error>(&mut self, text: String) -> Result<T, E> {
-        self.contradiction = Some(text);
-        Err(E::custom("contradiction"))
-    }
-
-    /// Names the entry being read, for an error.
-    fn place(&self) -> String {
-        let number = self.entries.len();
-        let partition = self
-            .request
-            .entries
-            .get(number)
-            .map_or("", |entry| &entry.partition);
-        format!(
-            "entry {number} (queue {}, partition {})",
-            excerpt(&self.request.queue),
-            excerpt(partition)
-        )
+    /// Stops the scan where the answer contradicts its request or itself.
+    fn agree<T, E: de::Error>(&mut self, outcome: Result<T, String>) -> Result<T, E> {
+        outcome.map_err(|text| {
+            self.contradiction = Some(text);
+            E::custom("contradiction")
+        })
     }
 
     /// Position and length in the body of a slice borrowed from it.
-    fn locate(&self, slice: &str) -> (u32, u32) {
+    fn locate(&self, slice: &str) -> Place {
         let start = slice.as_ptr() as usize - self.base;
         // Both fit: the body's length does, and the slice lies within it.
         (start as u32, slice.len() as u32)
@@ -155,62 +124,38 @@ impl<'a> Scan<'a> {
 
         let transaction_id = unquoted(transaction_id)
             .ok_or_else(|| E::custom("a record's transactionId is not a string"))?;
+        if memchr(b'\\', transaction_id.as_bytes()).is_some() {
+            self.gather.met(Ids::Escaped);
+        }
         let ts = self.parse_ts(ts)?;
-        let (last_offset, last_ts) = self.last;
-        if offset <= last_offset {
-            let least = last_offset.saturating_add(1);
-            return self.refuse(format!(
-                "{}: offset {offset} where {least} or more must come",
-                self.place()
-            ));
-        }
-        self.ts_fell |= ts < last_ts;
-        if self.ts_fell {
-            return Ok(());
-        }
-        self.last = (offset, ts);
-        let (transaction_id_start, transaction_id_len) = self.locate(transaction_id);
-        let (payload_start, payload_len) = self.locate(payload.get());
-        self.index.push(RecordIndex {
-            offset,
-            ts,
-            transaction_id_start,
-            transaction_id_len,
-            payload_start,
-            payload_len,
-        });
-        Ok(())
+        let places = (self.locate(transaction_id), self.locate(payload.get()));
+        let taken = self.gather.record(offset, ts, places.0, places.1);
+        self.agree(taken)
     }
 }
 
 impl<'a> Scan<'a> {
     /// Makes ready for the records of the next entry.
     fn begin_entry<E: de::Error>(&mut self) -> Result<(), E> {
-        let Some(wanted) = self.request.entries.get(self.entries.len()) else {
-            let text = format!(
-                "more than the {} entries asked for",
-                self.request.entries.len()
-            );
-            return self.refuse(text);
-        };
-        self.last = (wanted.offset.max(0) - 1, Micros::MIN);
-        self.ts_fell = false;
-        Ok(())
+        let begun = self.gather.begin_entry();
+        self.agree(begun)
     }
 
-    fn end_entry<E: de::Error>(&mut self, first: u32, fields: EntryFields<'a>) -> Result<(), E> {
-        let wanted = &self.request.entries[self.entries.len()];
+    fn end_entry<E: de::Error>(&mut self, fields: EntryFields<'a>) -> Result<(), E> {
+        let wanted = self.gather.wanted();
+        let wanted = self.agree(wanted)?;
         let queue = fields.queue.ok_or_else(|| E::missing_field("queue"))?;
         let partition = fields
             .partition
             .ok_or_else(|| E::missing_field("partition"))?;
         for (found, wanted, what) in [
-            (queue, &self.request.queue, "queue"),
-            (partition, &wanted.partition, "partition"),
+            (queue, wanted.0, "queue"),
+            (partition, wanted.1, "partition"),
         ] {
             if !names(found, wanted) {
-                let text = format!("{}: the {what} is {}", self.place(), excerpt(found.get()));
-                return self.refuse(text);
+                let place = self.gather.place();
+                let text = format!("{place}: the {what} is {}", excerpt(found.get()));
+                return self.agree(Err(text));
             }
         }
         let error = match fields.error {
@@ -221,7 +166,7 @@ impl<'a> Scan<'a> {
             None => None,
         };
         let bounds = (fields.high_watermark, fields.log_start);
-        let (mut high_watermark, log_start) = match (bounds, &error) {
+        let (high_watermark, log_start) = match (bounds, &error) {
             (
                 (Some(high_watermark), Some(log_start)),
                 None | Some(EntryError::OffsetOutOfRange),
@@ -238,30 +183,8 @@ impl<'a> Scan<'a> {
                 (high_watermark.unwrap_or(0).max(log_start), log_start)
             }
         };
-        if log_start < 0 || high_watermark < log_start {
-            let text = format!(
-                "{}: the log runs from {log_start} to {high_watermark}",
-                self.place()
-            );
-            return self.refuse(text);
-        }
-        let records = first..self.found();
-        if !records.is_empty() {
-            let (last_offset, _) = self.last;
-            high_watermark = high_watermark.max(last_offset.saturating_add(1));
-        }
-        self.entries.push(FetchedEntry {
-            records,
-            high_watermark,
-            log_start,
-            error,
-        });
-        Ok(())
-    }
-
-    /// Records found so far. Fits: each takes more than one byte of a body whose length fits.
-    fn found(&self) -> u32 {
-        self.index.len() as u32
+        let ended = self.gather.end_entry(high_watermark, log_start, error);
+        self.agree(ended)
     }
 }
 
@@ -296,11 +219,6 @@ fn timestamp(text: &str) -> Result<Micros, String> {
             Micros::parse(&owned).map_err(|error| error.to_string())
         }
     }
-}
-
-fn excerpt(text: &str) -> String {
-    const CHARS: usize = 100;
-    text.chars().take(CHARS).collect()
 }
 
 /// Puts a field's value in its place; a field given twice is refused, as no reading of it is right.
@@ -416,12 +334,6 @@ seed! {
     "the entries of a fetch answer",
     fn visit_seq<S: SeqAccess<'a>>(self, mut seq: S) -> Result<(), S::Error> {
         while seq.next_element_seed(EntrySeed(self.0))?.is_some() {}
-        let (found, wanted) = (self.0.entries.len(), self.0.request.entries.len());
-        if found < wanted {
-            return self
-                .0
-                .refuse(format!("{found} entries where {wanted} were asked for"));
-        }
         Ok(())
     }
 }
@@ -432,7 +344,6 @@ seed! {
     "an entry of a fetch answer",
     fn visit_map<M: MapAccess<'a>>(self, mut map: M) -> Result<(), M::Error> {
         self.0.begin_entry()?;
-        let first = self.0.found();
         let mut fields = EntryFields::default();
         let mut records = None;
         while let Some(field) = map.next_key()? {
@@ -461,7 +372,7 @@ seed! {
                 }
             }
         }
-        self.0.end_entry(first, fields)
+        self.0.end_entry(fields)
     }
 }
 

@@ -1,8 +1,9 @@
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::super::RecordIndex;
 use super::*;
-use crate::broker::FetchEntry;
+use crate::broker::{FetchEntry, FetchedEntry};
 
 const TS: &str = "2026-09-04T10:03:41.918204Z";
 

@@ -1,17 +1,21 @@
-//! Records as they arrive: a fetch answer's body is kept whole, and each record is a small index
-//! entry into it.
+//! Records as they arrive: a fetch answer's body, or the content of its segments, is kept whole, and
+//! each record is a small index entry into it.
 
 mod decode;
+mod gather;
+mod segments;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use memchr::memchr;
 
 use crate::memory::{Hold, MemoryBudget};
 use crate::time::Micros;
 
 pub use decode::{DecodeError, decode_fetch};
+pub use segments::{SEGMENTS, decode_segments};
 
 /// Where one record lies in its batch's body. Positions are byte offsets into the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,16 +38,42 @@ pub struct RecordIndex {
 /// the budget until the last of them is gone.
 #[derive(Debug)]
 pub struct Batch {
+    // Dropped first: the body's memory is kept for the next one only if there is room for it.
+    hold: Hold,
     body: Bytes,
     index: Vec<RecordIndex>,
-    hold: Hold,
+    ids: Ids,
+}
+
+/// What is known of the transaction ids of a batch, so that nobody has to look into each of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ids {
+    /// None has an escape: what stands between the quotes is the id itself.
+    Plain,
+    /// Some may have.
+    Escaped,
 }
 
 impl Batch {
-    /// A batch over `body`; every entry of `index` must lie within it.
-    pub fn new(body: Bytes, index: Vec<RecordIndex>, budget: &Arc<MemoryBudget>) -> Arc<Self> {
+    /// A batch over `body`; every entry of `index` must lie within it, and its ids be as `ids` says.
+    pub fn new(
+        body: Bytes,
+        index: Vec<RecordIndex>,
+        ids: Ids,
+        budget: &Arc<MemoryBudget>,
+    ) -> Arc<Self> {
         let hold = budget.hold(body.len() + index.len() * size_of::<RecordIndex>());
-        Arc::new(Self { body, index, hold })
+        Arc::new(Self {
+            body,
+            index,
+            ids,
+            hold,
+        })
+    }
+
+    /// Whether the transaction id of `record` has an escape.
+    pub fn has_escapes(&self, record: &RecordIndex) -> bool {
+        self.ids == Ids::Escaped && memchr(b'\\', self.transaction_id(record)).is_some()
     }
 
     /// The index entries, in the order of the body.
@@ -124,7 +154,7 @@ impl Chunk {
             .collect();
         let end = index.len() as u32;
         Self {
-            batch: Batch::new(body, index, budget),
+            batch: Batch::new(body, index, self.batch.ids, budget),
             range: 0..end,
         }
     }

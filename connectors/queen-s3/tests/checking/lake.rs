@@ -10,7 +10,7 @@ use queen_s3::lake::keys::{LakeKeys, WindowBounds};
 use queen_s3::lake::manifest::{Manifest, ManifestObject, OffsetRange, hex};
 use queen_s3::lake::{Align, Compression, Format, Layout, Shape};
 use queen_s3::memory::MemoryBudget;
-use queen_s3::record::{Batch, Chunk, RecordIndex};
+use queen_s3::record::{Batch, Chunk, Ids, RecordIndex};
 use queen_s3::retry::Jitter;
 use queen_s3::time::Micros;
 use queen_s3::verify::{Finding, Kind, Progress, QueueReport, Report, Store, verify};
@@ -223,7 +223,7 @@ fn chunk(offset: i64, ts: i64) -> Chunk {
     };
     let body = format!("{transaction_id}{payload}").into();
     Chunk {
-        batch: Batch::new(body, vec![index], &MemoryBudget::new(0)),
+        batch: Batch::new(body, vec![index], Ids::Escaped, &MemoryBudget::new(0)),
         range: 0..1,
     }
 }

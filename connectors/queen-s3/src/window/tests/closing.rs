@@ -157,7 +157,12 @@ fn small_and_young(payload: usize) -> Engine {
         payload_len: u32::try_from(payload).expect("a test's payload is short"),
     };
     let body = Bytes::from(vec![b'1'; payload]);
-    let batch = Batch::new(body, vec![index], &MemoryBudget::new(usize::MAX));
+    let batch = Batch::new(
+        body,
+        vec![index],
+        Ids::Escaped,
+        &MemoryBudget::new(usize::MAX),
+    );
     engine.read(&request, &batch, &entry(1, 1));
     engine
 }

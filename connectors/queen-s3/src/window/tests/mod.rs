@@ -14,7 +14,7 @@ use super::*;
 use crate::broker::{EntryError, FetchedEntry, ListedPartition};
 use crate::lake::checkpoint::Position;
 use crate::memory::MemoryBudget;
-use crate::record::{Batch, RecordIndex};
+use crate::record::{Batch, Ids, RecordIndex};
 
 const GUARD: i64 = 5;
 const AGE: i64 = 60;
@@ -102,7 +102,7 @@ fn batch(records: &[(i64, i64)], budget: &Arc<MemoryBudget>) -> Arc<Batch> {
             payload_len: 100,
         })
         .collect();
-    Batch::new(Bytes::from(body), index, budget)
+    Batch::new(Bytes::from(body), index, Ids::Escaped, budget)
 }
 
 /// Reads `records` of `name`, whose watermark is then `high_watermark`.

@@ -1,0 +1,398 @@
+use bytes::Bytes;
+use proptest::prelude::*;
+use zstd::bulk::Compressor;
+use zstd::zstd_safe::CParameter;
+
+use super::super::decode_fetch;
+use super::*;
+use crate::broker::FetchEntry;
+
+const TS: i64 = 1_788_516_221_918_204;
+
+/// A record as pushed: its id as a JSON string without quotes, and its payload.
+type Pushed = (String, String);
+
+#[derive(Debug)]
+struct Stored {
+    base_offset: i64,
+    ts: i64,
+    records: Vec<Pushed>,
+}
+
+#[derive(Debug)]
+struct Answered {
+    partition: String,
+    offset: i64,
+    segments: Vec<Stored>,
+}
+
+fn request(entries: &[Answered]) -> FetchRequest {
+    let entries = entries
+        .iter()
+        .map(|entry| FetchEntry {
+            partition: entry.partition.as_str().into(),
+            offset: entry.offset,
+            max_bytes: 1 << 20,
+        })
+        .collect();
+    FetchRequest {
+        queue: "orders".into(),
+        entries,
+        max_wait_ms: 0,
+    }
+}
+
+fn content(records: &[Pushed]) -> Vec<u8> {
+    let mut content = vec![LAYOUT];
+    for (id, payload) in records {
+        content.extend_from_slice(&(id.len() as u32 + 2).to_le_bytes());
+        content.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        content.extend_from_slice(format!("\"{id}\"{payload}").as_bytes());
+    }
+    content
+}
+
+fn compressed(content: &[u8]) -> Vec<u8> {
+    let mut compressor = Compressor::new(1).expect("memory");
+    let checksum = CParameter::ChecksumFlag(true);
+    compressor.set_parameter(checksum).expect("a parameter");
+    compressor.compress(content).expect("memory")
+}
+
+fn segment(base_offset: i64, ts: i64, records: usize, raw_bytes: usize, block: &[u8]) -> Vec<u8> {
+    let mut out = vec![SEGMENT];
+    out.extend_from_slice(&base_offset.to_le_bytes());
+    out.extend_from_slice(&ts.to_le_bytes());
+    for number in [records, raw_bytes, block.len()] {
+        out.extend_from_slice(&(number as u32).to_le_bytes());
+    }
+    out.extend_from_slice(block);
+    out
+}
+
+fn entry(partition: &str, segments: &[Vec<u8>], error: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    for name in ["orders", partition] {
+        out.extend_from_slice(&(name.len() as u16).to_le_bytes());
+        out.extend_from_slice(name.as_bytes());
+    }
+    out.extend_from_slice(&1_000i64.to_le_bytes());
+    out.extend_from_slice(&0i64.to_le_bytes());
+    out.extend(segments.concat());
+    out.extend_from_slice(&[NO_MORE_SEGMENTS, error.len() as u8]);
+    out.extend_from_slice(error.as_bytes());
+    out
+}
+
+fn body(entries: &[Vec<u8>]) -> Vec<u8> {
+    let mut out = b"QSEG\x01".to_vec();
+    out.extend_from_slice(&(entries.len() as u32).to_le_bytes());
+    out.extend(entries.concat());
+    out
+}
+
+fn packed(entries: &[Answered]) -> Vec<u8> {
+    let pack = |entry: &Answered| {
+        let stored = entry.segments.iter().map(|stored| {
+            let content = content(&stored.records);
+            let block = compressed(&content);
+            let count = stored.records.len();
+            segment(stored.base_offset, stored.ts, count, content.len(), &block)
+        });
+        self::entry(&entry.partition, &stored.collect::<Vec<_>>(), "")
+    };
+    body(&entries.iter().map(pack).collect::<Vec<_>>())
+}
+
+/// The same answer as a broker renders it.
+fn rendered(entries: &[Answered]) -> String {
+    let render = |entry: &Answered| {
+        let mut records = Vec::new();
+        for stored in &entry.segments {
+            for (offset, (id, payload)) in (stored.base_offset..).zip(&stored.records) {
+                let payload = if payload.is_empty() { "null" } else { payload };
+                let ts = Micros(stored.ts);
+                if offset >= entry.offset {
+                    records.push(format!(
+                        r#"{{"offset":{offset},"transactionId":"{id}","payload":{payload},"ts":"{ts}"}}"#
+                    ));
+                }
+            }
+        }
+        format!(
+            r#"{{"queue":"orders","partition":"{}","records":[{}],"highWatermark":1000,"logStartOffset":0}}"#,
+            entry.partition,
+            records.join(",")
+        )
+    };
+    let entries: Vec<_> = entries.iter().map(render).collect();
+    format!(r#"{{"entries":[{}]}}"#, entries.join(","))
+}
+
+fn decode(request: &FetchRequest, body: &[u8]) -> Result<FetchAnswer, DecodeError> {
+    decode_segments(request, body, &MemoryBudget::new(0))
+}
+
+/// What a window would take of an answer.
+fn records(answer: &FetchAnswer) -> Vec<(i64, Micros, Vec<u8>, Vec<u8>)> {
+    let batch = &answer.batch;
+    let record = |record| (batch.transaction_id(record), batch.payload(record));
+    let index = batch.index().iter();
+    index
+        .map(|index| {
+            let (id, payload) = record(index);
+            (index.offset, index.ts, id.to_vec(), payload.to_vec())
+        })
+        .collect()
+}
+
+fn one(records: &[(&str, &str)]) -> Vec<Pushed> {
+    let pushed = records.iter();
+    pushed
+        .map(|(id, payload)| ((*id).to_owned(), (*payload).to_owned()))
+        .collect()
+}
+
+fn asking(offset: i64) -> FetchRequest {
+    request(&[Answered {
+        partition: "p".into(),
+        offset,
+        segments: vec![],
+    }])
+}
+
+fn refusal(request: &FetchRequest, body: &[u8]) -> String {
+    match decode(request, body) {
+        Err(DecodeError::Contradiction(text)) => text,
+        other => panic!("a contradiction was expected: {other:?}"),
+    }
+}
+
+fn pushed() -> impl Strategy<Value = Pushed> {
+    let id = prop_oneof!["[a-z0-9é-]{0,12}", Just(r#"a\u00e9\"b\\"#.to_owned())];
+    let payload = prop_oneof![
+        Just(String::new()),
+        Just("null".to_owned()),
+        Just("{\"n\": 1.50,\n \"s\":\"\\ud800 é\"}".to_owned()),
+        "[1-9][0-9]{0,39}",
+        "\"[a-z ☃]{0,60}\"",
+    ];
+    (id, payload)
+}
+
+fn answered() -> impl Strategy<Value = Vec<Answered>> {
+    let segment = (prop::collection::vec(pushed(), 1..20), 0..3i64);
+    let entry = (prop::collection::vec(segment, 0..4), 0..30i64);
+    prop::collection::vec(entry, 1..5).prop_map(|entries| {
+        let entries = entries.into_iter().enumerate();
+        entries
+            .map(|(number, (stored, offset))| {
+                let (mut base_offset, mut ts) = (0, TS);
+                let mut segments = Vec::new();
+                for (records, later) in stored {
+                    let count = records.len() as i64;
+                    ts += later;
+                    if base_offset + count > offset {
+                        segments.push(Stored {
+                            base_offset,
+                            ts,
+                            records,
+                        });
+                    }
+                    base_offset += count;
+                }
+                Answered {
+                    partition: format!("p{number}"),
+                    offset,
+                    segments,
+                }
+            })
+            .collect()
+    })
+}
+
+proptest! {
+    #[test]
+    fn segments_hold_what_the_rendered_answer_holds(entries in answered()) {
+        let request = request(&entries);
+        let from_segments = decode(&request, &packed(&entries)).expect("segments");
+        let json = Bytes::from(rendered(&entries));
+        let from_json = decode_fetch(&request, json, &MemoryBudget::new(0)).expect("JSON");
+        prop_assert_eq!(records(&from_segments), records(&from_json));
+        prop_assert_eq!(from_segments.entries, from_json.entries);
+    }
+
+    #[test]
+    fn any_bytes_at_all_are_read_without_a_panic(
+        entries in answered(),
+        cut in any::<prop::sample::Index>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+    ) {
+        let mut body = packed(&entries);
+        for (at, byte) in changes {
+            let at = at.index(body.len());
+            body[at] = byte;
+        }
+        let _ = decode(&request(&entries), &body);
+        body.truncate(cut.index(body.len()));
+        prop_assert!(decode(&request(&entries), &body).is_err());
+    }
+}
+
+#[test]
+fn an_empty_payload_is_null_and_lies_beside_its_segment() {
+    let records_of = one(&[("a", "1"), ("b", ""), ("c", "")]);
+    let answer = [Answered {
+        partition: "p".into(),
+        offset: 1,
+        segments: vec![Stored {
+            base_offset: 0,
+            ts: TS,
+            records: records_of,
+        }],
+    }];
+    let decoded = decode(&request(&answer), &packed(&answer)).expect("it reads");
+    let payloads: Vec<_> = records(&decoded)
+        .into_iter()
+        .map(|record| record.3)
+        .collect();
+    assert_eq!(payloads, [b"null".to_vec(), b"null".to_vec()]);
+}
+
+#[test]
+fn a_changed_byte_of_a_block_makes_its_entry_unreadable() {
+    let content = content(&one(&[("a", "{\"n\":1}"), ("b", "{\"n\":2}")]));
+    let block = compressed(&content);
+    let first = segment(0, TS, 2, content.len(), &block);
+    for at in 0..block.len() {
+        let mut damaged = block.clone();
+        damaged[at] ^= 0x55;
+        let second = segment(2, TS, 2, content.len(), &damaged);
+        let third = segment(4, TS, 2, content.len(), &block);
+        let body = body(&[entry("p", &[first.clone(), second, third], "")]);
+        let answer = decode(&asking(0), &body).expect("the answer reads");
+        let whole = records(&answer).len() == 6 && answer.entries[0].error.is_none();
+        // A byte of the frame's head may say nothing about its content.
+        assert!(
+            whole || answer.entries[0].error == Some(EntryError::Unreadable),
+            "byte {at}: {answer:?}"
+        );
+        assert!(at < 4 || !whole, "byte {at} changed unnoticed");
+        assert!(whole || answer.entries[0].records == (0..2));
+    }
+}
+
+#[test]
+fn a_block_that_is_not_what_its_segment_says_is_unreadable() {
+    let records_of = one(&[("a", "1"), ("b", "2")]);
+    let whole = content(&records_of);
+    let mut long_id = whole.clone();
+    long_id[1] = 200;
+    let mut not_text = whole.clone();
+    let last = not_text.len() - 1;
+    not_text[last] = 0xff;
+    let mut unquoted = whole.clone();
+    unquoted[9] = b'x';
+    let mut escape = whole.clone();
+    escape[10] = b'\\';
+    let mut layout = whole.clone();
+    layout[0] = 2;
+    for (what, content, count) in [
+        ("a record less", &whole, 1),
+        ("a record more", &whole, 3),
+        ("an id past the end", &long_id, 2),
+        ("no text", &not_text, 2),
+        ("no JSON string", &unquoted, 2),
+        ("an escape of the end", &escape, 2),
+        ("another layout", &layout, 2),
+    ] {
+        let stored = segment(0, TS, count, content.len(), &compressed(content));
+        let answer = decode(&asking(0), &body(&[entry("p", &[stored], "")])).expect(what);
+        assert_eq!(
+            answer.entries[0].error,
+            Some(EntryError::Unreadable),
+            "{what}"
+        );
+        assert!(answer.batch.index().is_empty(), "{what}");
+    }
+    for raw_bytes in [whole.len() - 1, whole.len() + 1] {
+        let stored = segment(0, TS, 1, raw_bytes, &compressed(&whole));
+        let answer = decode(&asking(0), &body(&[entry("p", &[stored], "")])).expect("it reads");
+        assert_eq!(answer.entries[0].error, Some(EntryError::Unreadable));
+    }
+}
+
+#[test]
+fn errors_and_bounds_are_read() {
+    let refused = body(&[entry("p", &[], "OFFSET_OUT_OF_RANGE")]);
+    let answer = decode(&asking(5), &refused).expect("it reads");
+    let read = &answer.entries[0];
+    assert_eq!(read.error, Some(EntryError::OffsetOutOfRange));
+    assert_eq!((read.log_start, read.high_watermark), (0, 1_000));
+}
+
+#[test]
+fn what_contradicts_the_request_or_itself_is_refused() {
+    let content = content(&one(&[("a", "1")]));
+    let block = compressed(&content);
+    let stored = |offset, ts| segment(offset, ts, 1, content.len(), &block);
+    let whole = body(&[entry("p", &[stored(5, TS)], "")]);
+    for (body, expected) in [
+        (body(&[]), "0 entries where 1 were asked for"),
+        (
+            body(&[entry("x", &[], "")]),
+            "the answer is of queue orders, partition x",
+        ),
+        (
+            body(&[entry("p", &[], ""), entry("q", &[], "")]),
+            "more than the 1 entries",
+        ),
+        (
+            body(&[entry("p", &[stored(6, TS), stored(6, TS)], "")]),
+            "offset 6 where 7",
+        ),
+        (
+            body(&[entry("p", &[stored(5, i64::MAX)], "")]),
+            "is no instant",
+        ),
+        (
+            body(&[entry("p", &[stored(i64::MAX, TS)], "")]),
+            "a segment of 1 records",
+        ),
+        ([&whole[..], b"x"].concat(), "1 bytes follow"),
+        (b"QSEG\x02\0\0\0\0".to_vec(), "the layout 2"),
+        (
+            b"{\"entries\":[]}".to_vec(),
+            "does not begin as segments do",
+        ),
+        (
+            body(&[entry("p", &[segment(0, TS, 9, 9, b"")], "")]),
+            "9 records",
+        ),
+    ] {
+        let text = refusal(&asking(5), &body);
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+}
+
+#[test]
+fn nothing_is_reserved_on_the_word_of_a_segment_that_is_too_long() {
+    let huge = segment(0, TS, 1, u32::MAX as usize, b"");
+    let text = refusal(&asking(0), &body(&[entry("p", &[huge], "")]));
+    assert!(
+        text.contains("more than any fetch call may return"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_was_decompressed_counts_against_the_budget() {
+    let content = content(&one(&[("a", &format!("\"{}\"", "x".repeat(100_000)))]));
+    let stored = segment(0, TS, 1, content.len(), &compressed(&content));
+    let budget = MemoryBudget::new(1 << 20);
+    let body = body(&[entry("p", &[stored], "")]);
+    let answer = decode_segments(&asking(0), &body, &budget).expect("it reads");
+    assert!(body.len() < 1_000 && budget.used() >= 100_000);
+    drop(answer);
+    assert_eq!(budget.used(), 0);
+}

@@ -1,0 +1,192 @@
+//! The answer of a fetch as the log has it: blocks that are still compressed, for clients that ask
+//! for [`SEGMENTS`].
+//!
+//! Integers are little-endian, instants are microseconds since the Unix epoch.
+//!
+//! ```text
+//! "QSEG" | u8 1 | u32 entries
+//! per entry:   u16 queue length, queue | u16 partition length, partition
+//!              i64 high watermark | i64 log start | segments | u8 0 | u8 error length, error
+//! per segment: u8 1 | i64 base offset | i64 ts | u32 records | u32 raw bytes
+//!              u32 block length, block
+//! ```
+//!
+//! A block is one zstd frame that names the length of its content and carries its checksum; the
+//! content is laid out as [`codec`](super::codec) says. Segments are whole: the first one of an
+//! entry may begin below the offset asked for, and the last one may end past the records of a call.
+
+use uuid::Uuid;
+
+use super::render::{EntryAnswer, Rendered, StoredSegment, unreadable};
+use super::seal::{SealKey, opened};
+
+/// Media type of such an answer, by which a client asks for it.
+pub const SEGMENTS: &str = "application/vnd.queen.segments";
+
+const MAGIC: &[u8] = b"QSEG";
+const VERSION: u8 = 1;
+const SEGMENT: u8 = 1;
+const NO_MORE_SEGMENTS: u8 = 0;
+/// What an entry takes beside its names, its error and its segments, and more.
+const ENTRY_BYTES: usize = 64;
+/// What a segment takes beside its block.
+const SEGMENT_BYTES: usize = 29;
+
+/// Packs `entries` of `tenant`. `key` opens what is sealed; what does not open ends its entry.
+///
+/// Of a segment that begins below the offset asked for, [`Rendered::payload_bytes`] counts one byte
+/// a record: its payloads are not looked at.
+pub fn pack<B: AsRef<[u8]>>(
+    entries: &[EntryAnswer<B>],
+    tenant: Uuid,
+    key: Option<&SealKey>,
+) -> Rendered {
+    let expected: usize = entries
+        .iter()
+        .map(|entry| {
+            let segments = entry.segments.iter();
+            let blocks = segments.map(|segment| SEGMENT_BYTES + segment.block.as_ref().len());
+            ENTRY_BYTES + entry.queue.len() + entry.partition.len() + blocks.sum::<usize>()
+        })
+        .sum();
+    let mut packer = Packer {
+        answer: Rendered {
+            body: Vec::with_capacity(MAGIC.len() + 5 + expected),
+            payload_bytes: 0,
+            records: 0,
+            failed: false,
+        },
+        opened: Vec::new(),
+        tenant,
+        key,
+    };
+    packer.bytes(MAGIC);
+    packer.bytes(&[VERSION]);
+    packer.length(entries.len());
+    for entry in entries {
+        packer.entry(entry);
+    }
+    packer.answer
+}
+
+struct Packer<'a> {
+    answer: Rendered,
+    opened: Vec<u8>,
+    tenant: Uuid,
+    key: Option<&'a SealKey>,
+}
+
+impl Packer<'_> {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.answer.body.extend_from_slice(bytes);
+    }
+
+    /// A length or a count; what is counted comes from one call, whose limits are far below 4 GiB.
+    fn length(&mut self, length: usize) {
+        self.bytes(&(length as u32).to_le_bytes());
+    }
+
+    fn entry<B: AsRef<[u8]>>(&mut self, entry: &EntryAnswer<B>) {
+        for name in [&entry.queue, &entry.partition] {
+            // Longer names are refused with the request.
+            self.bytes(&(name.len() as u16).to_le_bytes());
+            self.bytes(name.as_bytes());
+        }
+        self.bytes(&entry.watermark.to_le_bytes());
+        self.bytes(&entry.log_start.to_le_bytes());
+        let mut error = entry.error;
+        for segment in &entry.segments {
+            if let Err(marker) = self.segment(entry, segment) {
+                error = Some(marker);
+                break;
+            }
+        }
+        self.bytes(&[NO_MORE_SEGMENTS]);
+        let error_text = error.unwrap_or_default();
+        self.bytes(&[error_text.len() as u8]);
+        self.bytes(error_text.as_bytes());
+        self.answer.failed |= error.is_some();
+    }
+
+    fn segment<B: AsRef<[u8]>>(
+        &mut self,
+        entry: &EntryAnswer<B>,
+        segment: &StoredSegment<B>,
+    ) -> Result<(), &'static str> {
+        let mut scratch = std::mem::take(&mut self.opened);
+        let place = entry.place(self.tenant, segment);
+        let block = opened(segment.block.as_ref(), place, self.key, &mut scratch)
+            .map_err(|damage| unreadable(entry, segment, &damage))?;
+        self.bytes(&[SEGMENT]);
+        self.bytes(&segment.base_offset.to_le_bytes());
+        self.bytes(&segment.ts.micros().to_le_bytes());
+        self.length(segment.records);
+        self.length(segment.raw_bytes);
+        self.length(block.len());
+        self.bytes(block);
+        self.opened = scratch;
+
+        let end = segment.base_offset + segment.records as i64;
+        let asked_for = (end - segment.base_offset.max(entry.offset)).unsigned_abs();
+        self.answer.records += asked_for;
+        self.answer.payload_bytes += if segment.base_offset < entry.offset {
+            asked_for
+        } else {
+            segment.payload_bytes
+        };
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::log::render::tests::{entry, segment};
+
+    use super::*;
+
+    #[test]
+    fn an_answer_has_the_layout_that_is_written_down() {
+        let mut refused = entry(0, vec![]);
+        refused.error = Some("OFFSET_OUT_OF_RANGE");
+        let stored = segment(41, &["1", "{\"a\":2}"]);
+        let block = stored.block.clone();
+        let answer = pack(&[entry(42, vec![stored]), refused], Uuid::nil(), None);
+
+        let mut expected = b"QSEG\x01\x02\0\0\0".to_vec();
+        let names_and_bounds = [
+            &b"\x03\0o\"q\x02\0eu"[..],
+            &44i64.to_le_bytes(),
+            &12i64.to_le_bytes(),
+        ]
+        .concat();
+        expected.extend_from_slice(&names_and_bounds);
+        expected.push(1);
+        expected.extend_from_slice(&41i64.to_le_bytes());
+        expected.extend_from_slice(&1_788_516_221_918_204i64.to_le_bytes());
+        expected.extend_from_slice(&2u32.to_le_bytes());
+        // The layout byte, and per record two lengths, the id "t0" with its quotes, the payload.
+        expected.extend_from_slice(&(1 + 2 * (8 + 4) + 8u32).to_le_bytes());
+        expected.extend_from_slice(&(block.len() as u32).to_le_bytes());
+        expected.extend_from_slice(&block);
+        expected.extend_from_slice(b"\0\0");
+        expected.extend_from_slice(&names_and_bounds);
+        expected.extend_from_slice(b"\0\x13OFFSET_OUT_OF_RANGE");
+        assert_eq!(answer.body, expected);
+        assert!(answer.failed);
+        // One record at or above the offset, of a segment that is not looked into.
+        assert_eq!((answer.records, answer.payload_bytes), (1, 1));
+    }
+
+    #[test]
+    fn what_does_not_open_ends_its_entry() {
+        let mut sealed = segment(42, &["2"]);
+        sealed.block = b"Q\x01 and the rest, under a key that is not here".to_vec();
+        let readable = segment(41, &["1"]);
+        let length = readable.block.len();
+        let entries = [entry(41, vec![readable, sealed, segment(43, &["3"])])];
+        let answer = pack(&entries, Uuid::nil(), None);
+        assert!(answer.body.ends_with(b"\0\x0aUNREADABLE"));
+        assert_eq!(answer.body.len(), 9 + 9 + 16 + 29 + length + 12);
+        assert_eq!((answer.records, answer.failed), (1, true));
+    }
+}
