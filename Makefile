@@ -6,12 +6,13 @@ VENV := $(CURDIR)/.venv
 export PATH := $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate mutants bench bench-steps lint audit fmt build clean
+.PHONY: help demo test simulate fuzz mutants bench bench-steps lint audit fmt build clean
 
 help:
 	@echo 'make demo   start everything, push 100,000 events, check the lake'
 	@echo 'make test   every test, with real processes'
 	@echo 'make simulate SEEDS=1000   that many histories of faults, in virtual time'
+	@echo 'make fuzz SECONDS=60   changed bytes for everything that reads foreign ones, so long each'
 	@echo 'make mutants   planted bugs, and how many seeds the simulation needs to find each'
 	@echo 'make bench  the whole deployment, measured against the work that it cannot avoid'
 	@echo 'make bench-steps   the steps of the sink alone'
@@ -44,6 +45,15 @@ simulate:
 	@scripts/setup build
 	QUEEN_SIM_SEEDS=$(SEEDS) cargo test --locked --manifest-path $(SINK)/Cargo.toml \
 	  --test simulation whatever_happens -- --nocapture
+
+SECONDS ?= 60
+# Another one every time, printed by the run; SEED=7 repeats one.
+SEED ?= $(shell date +%s)
+
+fuzz:
+	@scripts/setup build
+	QUEEN_FUZZ_SECONDS=$(SECONDS) QUEEN_FUZZ_SEED=$(SEED) \
+	  cargo test --locked --manifest-path $(SINK)/Cargo.toml --test fuzz -- --nocapture
 
 mutants:
 	@scripts/setup build

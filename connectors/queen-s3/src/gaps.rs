@@ -22,13 +22,16 @@ pub struct Gaps {
 }
 
 impl Gaps {
-    /// The gaps that `intent` carries, so that whoever redoes its window can name them.
+    /// The gaps that `intent` carries, so that whoever redoes its window can name them. Ranges of
+    /// offsets that no log has are passed over.
     pub fn of(intent: &Intent) -> Self {
         let read = |field: &str| {
             let value = intent.other.get(field).cloned();
-            value
+            let mut ranges: Vec<OffsetRange> = value
                 .and_then(|value| serde_json::from_value(value).ok())
-                .unwrap_or_default()
+                .unwrap_or_default();
+            ranges.retain(|range| 0 <= range.from && range.from <= range.to);
+            ranges
         };
         Self {
             lost: read(LOST),
@@ -65,10 +68,8 @@ impl Gaps {
 
 /// Offsets in all of `ranges`.
 pub fn count(ranges: &[OffsetRange]) -> u64 {
-    ranges
-        .iter()
-        .map(|range| range.to.abs_diff(range.from) + 1)
-        .sum()
+    let counts = ranges.iter().map(OffsetRange::count);
+    counts.fold(0, u64::saturating_add)
 }
 
 /// `ranges` without what `taken` covers.
@@ -94,21 +95,18 @@ pub fn subtract(ranges: Vec<OffsetRange>, taken: &[OffsetRange]) -> Vec<OffsetRa
 }
 
 fn without(range: OffsetRange, cut: &OffsetRange) -> Vec<OffsetRange> {
-    if cut.to < range.from || range.to < cut.from {
+    if cut.to < cut.from || cut.to < range.from || range.to < cut.from {
         return vec![range];
     }
-    let below = OffsetRange {
+    let below = (range.from < cut.from).then(|| OffsetRange {
         to: cut.from - 1,
         ..range.clone()
-    };
-    let above = OffsetRange {
+    });
+    let above = (cut.to < range.to).then(|| OffsetRange {
         from: cut.to + 1,
         ..range
-    };
-    [below, above]
-        .into_iter()
-        .filter(|range| range.from <= range.to)
-        .collect()
+    });
+    [below, above].into_iter().flatten().collect()
 }
 
 #[cfg(test)]
@@ -133,5 +131,31 @@ mod tests {
         assert_eq!(left, [range("a", 0, 2), range("a", 5, 7), range("b", 0, 9)]);
         assert_eq!(count(&left), 3 + 3 + 10);
         assert_eq!(subtract(left, &[range("b", 0, 9), range("a", -1, 7)]), []);
+    }
+
+    #[test]
+    fn ranges_that_no_log_can_have_take_nothing_and_overflow_nothing() {
+        let (all, ends) = (range("a", i64::MIN, i64::MAX), range("a", 0, i64::MAX));
+        assert_eq!(count(&[all.clone(), all.clone()]), u64::MAX);
+        assert_eq!(count(&[range("a", 9, 3)]), 0);
+        let left = subtract(
+            vec![ends.clone()],
+            &[range("a", i64::MIN, 4), range("a", 9, 3)],
+        );
+        assert_eq!(left, [range("a", 5, i64::MAX)]);
+        assert_eq!(subtract(vec![ends], &[all]), []);
+    }
+
+    #[test]
+    fn of_an_intent_only_ranges_that_a_log_can_have_are_taken() {
+        let intent: Intent = serde_json::from_value(serde_json::json!({
+            "k": 1, "tStart": 0, "tEnd": 9, "format": "jsonl", "compression": "zstd",
+            "layout": "merged", "late": "none", "lost": [
+                {"partition": "a", "from": 0, "to": 4}, {"partition": "a", "from": -1, "to": 4},
+                {"partition": "a", "from": 4, "to": 3}],
+        }))
+        .expect("it reads");
+        assert_eq!(Gaps::of(&intent).lost, [range("a", 0, 4)]);
+        assert_eq!(Gaps::of(&intent).late, []);
     }
 }

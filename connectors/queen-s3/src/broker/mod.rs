@@ -1,7 +1,7 @@
 //! What the sink asks of Queen: one trait, implemented over HTTP by [`http`] and by the simulation.
 
 pub mod http;
-mod wire;
+pub mod wire;
 
 use std::fmt;
 use std::sync::Arc;

@@ -14,20 +14,22 @@ use crate::time::Micros;
 
 /// Why an answer of the small calls does not read.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unreadable {
+pub enum Unreadable {
+    /// It is no JSON of its shape.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
+    /// It reads, but contradicts its request or itself.
     #[error("{0}")]
     Contradiction(String),
 }
 
 /// The body of a fetch call.
-pub(super) fn fetch_body(request: &FetchRequest) -> Result<Vec<u8>, serde_json::Error> {
+pub fn fetch_body(request: &FetchRequest) -> Result<Vec<u8>, serde_json::Error> {
     serde_json::to_vec(&FetchBody(request))
 }
 
 /// The body of a discovery call; without a queue the batch is empty and answers `safeTime` alone.
-pub(super) fn changed_body(request: Option<&ChangedRequest>) -> Result<Vec<u8>, serde_json::Error> {
+pub fn changed_body(request: Option<&ChangedRequest>) -> Result<Vec<u8>, serde_json::Error> {
     // `lastWriteAt` never lies before the epoch, and an earlier `since` may not print as a date.
     let since = request
         .and_then(|r| r.since)
@@ -44,15 +46,12 @@ pub(super) fn changed_body(request: Option<&ChangedRequest>) -> Result<Vec<u8>, 
 }
 
 /// The body of a key/value batch.
-pub(super) fn kv_body(operations: &[KvOperation]) -> Result<Vec<u8>, serde_json::Error> {
+pub fn kv_body(operations: &[KvOperation]) -> Result<Vec<u8>, serde_json::Error> {
     serde_json::to_vec(&Operations { operations })
 }
 
 /// Reads a discovery answer to `request`.
-pub(super) fn read_changed(
-    request: Option<&ChangedRequest>,
-    body: &[u8],
-) -> Result<Changed, Unreadable> {
+pub fn read_changed(request: Option<&ChangedRequest>, body: &[u8]) -> Result<Changed, Unreadable> {
     let answer: ChangedAnswer<'_> = serde_json::from_slice(body)?;
     let safe_time =
         Micros::parse(&answer.safe_time).map_err(|error| contradiction(error.to_string()))?;
@@ -98,7 +97,7 @@ pub(super) fn read_changed(
 }
 
 /// Reads the answer to a key/value batch.
-pub(super) fn read_kv(operations: &[KvOperation], body: &[u8]) -> Result<KvAnswer, Unreadable> {
+pub fn read_kv(operations: &[KvOperation], body: &[u8]) -> Result<KvAnswer, Unreadable> {
     let answer: KvEnvelope<'_> = serde_json::from_slice(body)?;
     if answer.ok == Some(false) || answer.reason.as_deref() == Some(KV_PRECONDITION) {
         return match answer.reason.as_deref() {
@@ -138,7 +137,7 @@ pub(super) fn read_kv(operations: &[KvOperation], body: &[u8]) -> Result<KvAnswe
 }
 
 /// Reads the list of queues.
-pub(super) fn read_queues(body: &[u8]) -> Result<Vec<String>, Unreadable> {
+pub fn read_queues(body: &[u8]) -> Result<Vec<String>, Unreadable> {
     let answer: QueuesAnswer = serde_json::from_slice(body)?;
     Ok(answer.queues.into_iter().map(|queue| queue.name).collect())
 }

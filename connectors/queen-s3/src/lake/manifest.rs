@@ -111,7 +111,7 @@ impl OffsetRange {
     /// How many offsets it holds.
     pub fn count(&self) -> u64 {
         match self.from <= self.to {
-            true => self.to.abs_diff(self.from) + 1,
+            true => self.to.abs_diff(self.from).saturating_add(1),
             false => 0,
         }
     }

@@ -21,8 +21,8 @@ use crate::time::Micros;
 /// Why a fetch answer does not read.
 #[derive(Debug, Error)]
 pub enum DecodeError {
-    /// It is no JSON of the fetch answer's shape.
-    #[error("{0}")]
+    /// It is no JSON of the fetch answer's shape. The text is cut: it holds what the answer said.
+    #[error("{}", excerpt(&.0.to_string()))]
     Json(#[from] serde_json::Error),
     /// It reads, but contradicts its request or itself.
     #[error("{0}")]
