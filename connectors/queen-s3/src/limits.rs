@@ -27,6 +27,8 @@ pub const ZSTD_LEVEL: i32 = 3;
 pub const ZSTD_JOB_BYTES: u32 = 8 * MIB as u32;
 /// Most Zstandard workers of one object. Bytes do not depend on it.
 pub const ZSTD_MAX_WORKERS: u32 = 4;
+/// Zstandard compressors that wait for the next object, at most.
+pub const SPARE_COMPRESSORS: usize = 2;
 /// gzip level of JSONL objects.
 pub const GZIP_LEVEL: u32 = 6;
 /// Records after which a Parquet row group ends. Bytes depend on this and the next five.

@@ -4,6 +4,7 @@
 //! compressor reads the step and writes straight into the part that is uploaded. Without
 //! compression the step is copied into the part.
 
+use std::fmt::Write as _;
 use std::io::Write;
 use std::thread;
 
@@ -11,16 +12,14 @@ use bytes::Bytes;
 use flate2::GzBuilder;
 use flate2::write::GzEncoder;
 use memchr::memchr2;
-use zstd::stream::raw::{CParameter, Encoder, InBuffer, Operation, OutBuffer};
+use zstd::stream::raw::{Encoder, InBuffer, Operation, OutBuffer};
 use zstd::zstd_safe::compress_bound;
 
 use super::parts::Parts;
-use super::{EncodeError, ObjectSpec, ObjectSummary};
+use super::{EncodeError, ObjectSpec, ObjectSummary, compressors};
 use crate::decode::Seen;
 use crate::lake::Compression;
-use crate::limits::{
-    COMPRESS_STEP_BYTES, GZIP_LEVEL, ZSTD_JOB_BYTES, ZSTD_LEVEL, ZSTD_MAX_WORKERS,
-};
+use crate::limits::{COMPRESS_STEP_BYTES, GZIP_LEVEL, ZSTD_JOB_BYTES, ZSTD_MAX_WORKERS};
 use crate::record::{Batch, Chunk, RecordIndex};
 use crate::time::Micros;
 
@@ -233,7 +232,7 @@ impl Output {
         });
         let parts = Parts::new(bound);
         Ok(match spec.compression {
-            Compression::Zstd => Self::Zstd(zstd_encoder(spec.record_bytes, workers)?, parts),
+            Compression::Zstd => Self::Zstd(compressors::take(spec.record_bytes, workers)?, parts),
             Compression::Gzip => {
                 // 255: "unknown", so that the bytes do not name the operating system.
                 let header = GzBuilder::new().mtime(0).operating_system(255);
@@ -281,23 +280,11 @@ impl Output {
                         Ok(output.pos())
                     })?;
                 }
+                compressors::give_back(encoder);
                 Ok(parts)
             }
         }
     }
-}
-
-/// A compressor of one frame. Its bytes are the same for every number of workers from 1 up, and
-/// others without any, so there is always one.
-fn zstd_encoder(content_bytes: u64, workers: u32) -> std::io::Result<Encoder<'static>> {
-    let mut encoder = Encoder::new(ZSTD_LEVEL)?;
-    encoder.set_parameter(CParameter::NbWorkers(workers.max(1)))?;
-    encoder.set_parameter(CParameter::JobSize(ZSTD_JOB_BYTES))?;
-    // One-shot decoders need the size, and the checksum tells a reader of a damaged object.
-    encoder.set_parameter(CParameter::ContentSizeFlag(true))?;
-    encoder.set_parameter(CParameter::ChecksumFlag(true))?;
-    encoder.set_pledged_src_size(Some(content_bytes))?;
-    Ok(encoder)
 }
 
 /// The text of the `ts` asked for last: the records of a segment share theirs.
@@ -318,10 +305,10 @@ impl Default for TsText {
 impl TsText {
     fn of(&mut self, ts: Micros) -> &str {
         if ts != self.ts {
-            *self = Self {
-                ts,
-                text: ts.to_string(),
-            };
+            self.ts = ts;
+            self.text.clear();
+            // A string cannot fail to be written.
+            let _ = write!(self.text, "{ts}");
         }
         &self.text
     }

@@ -319,3 +319,31 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn allocations_do_not_grow_with_the_records() {
+    let allocations = |bytes: usize, compression: Compression| {
+        let records = many(bytes);
+        let records: Vec<_> = records
+            .iter()
+            .map(|(offset, ts, id, payload)| (*offset, *ts, id.as_str(), payload.as_str()))
+            .collect();
+        let chunk = chunks(&batch(&records), records.len())[0].clone();
+        let lines = record_bytes("p", &chunk);
+        let counted = allocation_counter::measure(|| {
+            let mut encoder = JsonlEncoder::new(&spec(compression, lines)).expect("an encoder");
+            encoder.push("p", &chunk).expect("it encodes");
+            encoder.finish().expect("it ends");
+        });
+        (records.len() as u64, counted.count_total)
+    };
+    for compression in [Compression::None, Compression::Zstd, Compression::Gzip] {
+        let (_, few) = allocations(1 << 20, compression);
+        let (count, many) = allocations(8 << 20, compression);
+        // Buffers grow by doubling; nothing is made for a record.
+        assert!(
+            many <= few + 16,
+            "{compression:?}: {few}, and {many} for {count} records"
+        );
+    }
+}

@@ -396,3 +396,23 @@ fn what_was_decompressed_counts_against_the_budget() {
     drop(answer);
     assert_eq!(budget.used(), 0);
 }
+
+#[test]
+fn allocations_do_not_grow_with_the_records() {
+    let allocations = |count: i64| {
+        let records: Vec<Pushed> = (0..count)
+            .map(|number| (format!("id-{number}"), format!("{{\"n\":{number}}}")))
+            .collect();
+        let content = content(&records);
+        let stored = segment(0, TS, records.len(), content.len(), &compressed(&content));
+        let body = body(&[entry("p", &[stored], "")]);
+        let (request, budget) = (asking(0), MemoryBudget::new(0));
+        let counted = allocation_counter::measure(|| {
+            let answer = decode_segments(&request, &body, &budget).expect("it reads");
+            assert_eq!(answer.batch.index().len() as i64, count);
+        });
+        counted.count_total
+    };
+    let (few, many) = (allocations(100), allocations(50_000));
+    assert_eq!(few, many);
+}
