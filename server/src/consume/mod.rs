@@ -6,6 +6,7 @@
 //! where it stood, and moves it. `docs/broker.md` says what a consumer may rely on.
 
 pub mod ack;
+pub mod ack_request;
 mod dead;
 pub mod dead_letters;
 mod delivered;

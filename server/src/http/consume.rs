@@ -9,7 +9,7 @@ use super::body::Body;
 use super::handlers::parsed;
 use super::tenant::Tenant;
 use super::{Shared, answer, rendered};
-use crate::consume::{ack, dead_letters, groups, lease, pop as consume, request};
+use crate::consume::{ack, ack_request, dead_letters, groups, lease, pop as consume, request};
 use crate::error::ApiError;
 use crate::name::check_name;
 
@@ -61,7 +61,7 @@ pub async fn pop_partition(
 async fn acked(
     broker: Shared,
     tenant: Uuid,
-    request: ack::AckRequest,
+    request: ack_request::AckRequest,
 ) -> Result<Response, ApiError> {
     let State(broker) = broker;
     // A client that goes away must not keep the released from being told to those who wait.
@@ -84,7 +84,7 @@ pub async fn ack(
     Tenant(tenant): Tenant,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
-    acked(broker, tenant, ack::parse_one(&body)?).await
+    acked(broker, tenant, ack_request::parse_one(&body)?).await
 }
 
 /// Settles many.
@@ -93,7 +93,7 @@ pub async fn ack_batch(
     Tenant(tenant): Tenant,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
-    let request = parsed(body, |body| ack::parse_batch(body)).await?;
+    let request = parsed(body, |body| ack_request::parse_batch(body)).await?;
     acked(broker, tenant, request).await
 }
 
