@@ -379,6 +379,18 @@ async fn the_ids_of_a_deleted_queue_go_with_it() {
     assert_eq!(push_range(&fixture, &fixture.broker, 0..100).await.0, 0);
     let session = fixture.session().await;
     let left = "SELECT count(*) FROM queen.recent_ids r
-                WHERE NOT EXISTS (SELECT 1 FROM queen.partitions p WHERE p.id = r.partition_id)";
+                WHERE NOT EXISTS (
+                    SELECT 1 FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id
+                    WHERE p.id = r.partition_id AND q.tenant IS NOT NULL)";
     until(|| async { session.query_one(left, &[]).await.unwrap().get::<_, i64>(0) == 0 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_are_found_again_after_the_database_has_restarted() {
+    let mut fixture = Fixture::start().await;
+    push_range(&fixture, &fixture.broker, 0..200).await;
+    tokio::task::block_in_place(|| fixture.postgres.restart()).unwrap();
+    until(|| async { fixture.get("/health").await.status == 200 }).await;
+    assert_eq!(push_range(&fixture, &fixture.broker, 150..350).await.0, 50);
+    assert_eq!(push_range(&fixture, &fixture.broker, 0..350).await.0, 350);
 }
