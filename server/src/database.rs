@@ -11,7 +11,7 @@ use refinery::error::Kind;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Socket, tls::NoTlsStream};
+use tokio_postgres::{AsyncMessage, Client, Connection, Socket};
 
 use crate::config::DatabaseConfig;
 use crate::error::{ApiError, describe};
@@ -19,6 +19,7 @@ use crate::limits::{
     CONNECT_TIMEOUT, CONNECTION_WAIT, LANE_SHARES, LOCK_CLASS_MIGRATE, MIGRATION_ATTEMPTS,
     MIGRATION_LOCK_WAIT, MIGRATION_PAUSE, OBSERVING_SHARE, SILENCE_LIMIT,
 };
+use crate::tls::{Stream, Tls};
 
 mod embedded {
     refinery::embed_migrations!("sql/migrations");
@@ -32,7 +33,7 @@ const OLDEST_SERVER: i32 = 150_000;
 pub enum BootError {
     /// No connection.
     #[error(
-        "cannot connect to PostgreSQL at {address}: {reason}; check PG_HOST, PG_PORT, PG_USER, PG_PASSWORD and PG_DB"
+        "cannot connect to PostgreSQL at {address}: {reason}; check PG_HOST, PG_PORT, PG_USER, PG_PASSWORD, PG_DB and PG_SSLMODE"
     )]
     Connect {
         /// Where.
@@ -152,6 +153,7 @@ impl Database {
         let client = self.observer().await?;
         Ok(Lent {
             held: Some((client, turn)),
+            tls: self.config.tls.clone(),
         })
     }
 
@@ -165,6 +167,7 @@ impl Database {
         let client = self.client().await?;
         Ok(Lent {
             held: Some((client, kept)),
+            tls: self.config.tls.clone(),
         })
     }
 
@@ -175,7 +178,7 @@ impl Database {
     /// As the server or the system gives them.
     pub async fn separate(
         &self,
-    ) -> Result<(Client, Connection<Socket, NoTlsStream>), tokio_postgres::Error> {
+    ) -> Result<(Client, Connection<Socket, Stream<Socket>>), tokio_postgres::Error> {
         connect(&self.config, self.config.statement_timeout).await
     }
 
@@ -199,7 +202,7 @@ impl Database {
 fn pool(config: &DatabaseConfig, size: usize) -> Result<Pool, BuildError> {
     let manager = Manager::from_config(
         session(config, config.statement_timeout),
-        NoTls,
+        config.tls.clone(),
         ManagerConfig {
             recycling_method: RecyclingMethod::Fast,
         },
@@ -220,6 +223,7 @@ fn pool(config: &DatabaseConfig, size: usize) -> Result<Pool, BuildError> {
 /// session ends: nobody may get it while it still works for a client that is gone.
 pub struct Lent<K: Send + 'static> {
     held: Option<(Object, K)>,
+    tls: Tls,
 }
 
 impl<K: Send + 'static> Lent<K> {
@@ -246,13 +250,14 @@ impl<K: Send + 'static> Drop for Lent<K> {
             return;
         };
         let session = Object::take(client);
+        let tls = self.tls.clone();
         // Without a runtime the process is about to end, and its sessions with it.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
         };
         runtime.spawn(async move {
             let cancel = session.cancel_token();
-            match timeout(CONNECT_TIMEOUT, cancel.cancel_query(NoTls)).await {
+            match timeout(CONNECT_TIMEOUT, cancel.cancel_query(tls)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
                     tracing::debug!(error = describe(&error), "a statement was not cancelled");
@@ -304,6 +309,7 @@ fn session(config: &DatabaseConfig, statement_timeout: Duration) -> tokio_postgr
         .user(&config.user)
         .dbname(&config.database)
         .application_name("queen")
+        .ssl_mode(config.tls.mode())
         .connect_timeout(CONNECT_TIMEOUT)
         .keepalives_idle(SILENCE_LIMIT)
         .tcp_user_timeout(SILENCE_LIMIT)
@@ -322,8 +328,10 @@ fn session(config: &DatabaseConfig, statement_timeout: Duration) -> tokio_postgr
 async fn connect(
     config: &DatabaseConfig,
     statement_timeout: Duration,
-) -> Result<(Client, Connection<Socket, NoTlsStream>), tokio_postgres::Error> {
-    session(config, statement_timeout).connect(NoTls).await
+) -> Result<(Client, Connection<Socket, Stream<Socket>>), tokio_postgres::Error> {
+    session(config, statement_timeout)
+        .connect(config.tls.clone())
+        .await
 }
 
 /// What the server is set to and the broker has to make up for.

@@ -17,3 +17,4 @@ pub mod name;
 pub mod queue;
 pub mod retention;
 pub mod timestamp;
+mod tls;

@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::auth::Authority;
 use crate::embedded::settings::EmbeddedConfig;
 use crate::limits::MIB;
 use crate::log::seal::SealKey;
+use crate::tls::Tls;
 
 mod reader;
 mod variables;
@@ -29,6 +31,8 @@ pub struct DatabaseConfig {
     pub password: Option<String>,
     /// Database.
     pub database: String,
+    /// How connections are protected.
+    pub tls: Tls,
     /// Pooled connections at most.
     pub connections: usize,
     /// Longest statement.
@@ -170,15 +174,24 @@ impl Config {
             user: reader.text("PG_USER"),
             password: reader.value("PG_PASSWORD"),
             database: reader.text("PG_DB"),
+            tls: tls(&mut reader),
             connections: reader.number("QUEEN_PG_CONNECTIONS", 2, 1_000) as usize,
             statement_timeout: millis(&mut reader, "QUEEN_PG_STATEMENT_TIMEOUT_MS", 100),
             lock_timeout: millis(&mut reader, "QUEEN_PG_LOCK_TIMEOUT_MS", 100),
             idle_timeout: millis(&mut reader, "QUEEN_PG_IDLE_TIMEOUT_MS", 100),
             synchronous_commit: None,
         };
-        let database_named = ["PG_HOST", "PG_PORT", "PG_USER", "PG_PASSWORD", "PG_DB"]
-            .iter()
-            .any(|name| reader.value(name).is_some());
+        let database_named = [
+            "PG_HOST",
+            "PG_PORT",
+            "PG_USER",
+            "PG_PASSWORD",
+            "PG_DB",
+            "PG_SSLMODE",
+            "PG_SSLROOTCERT",
+        ]
+        .iter()
+        .any(|name| reader.value(name).is_some());
         let floor_millis = reader.number("QUEEN_FETCH_SAFE_FLOOR_MS", 1_000, 3_600_000);
         let safe_floor = Duration::from_secs(floor_millis.div_ceil(1_000));
         let max_body_bytes = reader.number("QUEEN_MAX_BODY_MB", 1, 512) as usize * MIB;
@@ -253,9 +266,88 @@ impl Config {
     }
 }
 
+/// What `PG_SSLMODE` and `PG_SSLROOTCERT` say. Whoever names authorities means them to be asked.
+fn tls(reader: &mut Reader<'_>) -> Tls {
+    let mode = reader.text("PG_SSLMODE");
+    let authorities = reader.value("PG_SSLROOTCERT");
+    let read = match (mode.trim(), &authorities) {
+        ("disable", None) => return Tls::Off,
+        ("require", None) => Tls::unverified().map_err(|error| format!("PG_SSLMODE: {error}")),
+        ("verify-full", Some(file)) => Tls::verified(Path::new(file.trim()))
+            .map_err(|error| format!("PG_SSLROOTCERT: {file:?} {error}")),
+        ("verify-full", None) => Err(
+            "PG_SSLROOTCERT: unset; PG_SSLMODE=verify-full needs a file with the certificates of \
+             the authorities"
+                .into(),
+        ),
+        ("disable" | "require", Some(_)) => Err(format!(
+            "PG_SSLROOTCERT: set, and PG_SSLMODE={} asks no authority: set PG_SSLMODE=verify-full",
+            mode.trim()
+        )),
+        _ => {
+            reader.refuse("PG_SSLMODE", &mode);
+            return Tls::Off;
+        }
+    };
+    let host = reader.text("PG_HOST");
+    if host.starts_with('/') {
+        reader.problems.push(format!(
+            "PG_SSLMODE: {}, and PG_HOST {host:?} is a unix socket, which is not encrypted: set \
+             PG_SSLMODE=disable",
+            mode.trim()
+        ));
+    }
+    read.unwrap_or_else(|problem| {
+        reader.problems.push(problem);
+        Tls::Off
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_protected_connection_is_what_was_asked_for_or_refused() {
+        let authorities = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/broker/tls/authority.pem"
+        );
+        let key = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/broker/tls/server.key");
+        let all = [
+            ("PG_SSLMODE", "verify-full"),
+            ("PG_SSLROOTCERT", authorities),
+        ];
+        let config = read(&all).expect("a protected connection");
+        assert!(config.database_named && matches!(config.database.tls, Tls::On(_)));
+        let config = read(&[("PG_SSLMODE", "require")]).expect("an encrypted connection");
+        assert!(matches!(config.database.tls, Tls::On(_)));
+        let config = read(&[("PG_SSLMODE", "disable")]).expect("a plain connection");
+        assert!(matches!(config.database.tls, Tls::Off));
+        for (variables, says) in [
+            (vec![("PG_SSLMODE", "prefer")], "PG_SSLMODE: \"prefer\""),
+            (vec![("PG_SSLMODE", "verify-full")], "PG_SSLROOTCERT: unset"),
+            (
+                vec![("PG_SSLROOTCERT", authorities)],
+                "set PG_SSLMODE=verify-full",
+            ),
+            (
+                vec![("PG_SSLMODE", "verify-full"), ("PG_SSLROOTCERT", "/absent")],
+                "cannot be read",
+            ),
+            (
+                vec![("PG_SSLMODE", "verify-full"), ("PG_SSLROOTCERT", key)],
+                "holds no certificate",
+            ),
+            (
+                vec![("PG_SSLMODE", "require"), ("PG_HOST", "/run/postgresql")],
+                "unix socket",
+            ),
+        ] {
+            let errors = read(&variables).expect_err(says).to_string();
+            assert!(errors.contains(says), "{errors}");
+        }
+    }
 
     fn read(pairs: &[(&str, &str)]) -> Result<Config, ConfigErrors> {
         Config::from_lookup(|name| {

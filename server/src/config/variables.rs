@@ -75,6 +75,18 @@ pub const VARIABLES: &[Variable] = &[
         "The database. The broker keeps everything in its schema `queen`.",
     ),
     variable(
+        "PG_SSLMODE",
+        "disable",
+        "disable, require or verify-full",
+        "How the connection to PostgreSQL is protected: not at all; encrypted, whoever the server is; encrypted, with a server whose certificate is for `PG_HOST` and from one of `PG_SSLROOTCERT`.",
+    ),
+    variable(
+        "PG_SSLROOTCERT",
+        "",
+        "a file of certificates in PEM",
+        "The authorities that a certificate of the server may be from, with `PG_SSLMODE=verify-full`.",
+    ),
+    variable(
         "QUEEN_PG_CONNECTIONS",
         "16",
         "2 to 1000",

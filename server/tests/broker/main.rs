@@ -19,3 +19,4 @@ mod push;
 mod retention;
 mod safe_time;
 mod support;
+mod tls;
