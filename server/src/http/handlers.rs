@@ -59,8 +59,8 @@ pub async fn fetch(
 ) -> Result<Response, ApiError> {
     // Kept to the end: what a parked fetch holds is of the size of its body, and counts with it.
     let mut request = parsed(body.clone(), |body| fetch::parse(body)).await?;
-    let accept = headers.get(header::ACCEPT);
-    request.form = fetch::Form::accepted(accept.and_then(|value| value.to_str().ok()));
+    let accept = headers.get_all(header::ACCEPT).into_iter();
+    request.form = fetch::Form::accepted(accept.filter_map(|value| value.to_str().ok()));
     let media_type = request.form.media_type();
     let answer = fetch::fetch(&broker, tenant, request).await?;
     drop(body);

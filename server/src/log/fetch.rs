@@ -72,15 +72,16 @@ pub enum Form {
 }
 
 impl Form {
-    /// The best form that the `Accept` header asks for: segments where it names them.
-    pub fn accepted(accept: Option<&str>) -> Self {
-        let ranges = accept.unwrap_or_default().split(',');
-        let mut names = ranges.map(|range| range.split(';').next().unwrap_or_default().trim());
-        if names.any(|name| name.eq_ignore_ascii_case(SEGMENTS)) {
-            Self::Segments
-        } else {
-            Self::Json
-        }
+    /// The best form that `Accept` headers ask for: segments where one names them.
+    pub fn accepted<'a>(accept: impl Iterator<Item = &'a str>) -> Self {
+        let named = accept.flat_map(|header| header.split(',')).any(|range| {
+            let mut parts = range.split(';').map(str::trim);
+            let name = parts.next().unwrap_or_default();
+            // A weight of 0 means "not this".
+            let weight = parts.find_map(|part| part.strip_prefix("q=")?.parse::<f32>().ok());
+            name.eq_ignore_ascii_case(SEGMENTS) && weight != Some(0.0)
+        });
+        if named { Self::Segments } else { Self::Json }
     }
 
     /// The answer's media type.
@@ -120,7 +121,10 @@ pub fn parse(body: &[u8]) -> Result<FetchRequest, ApiError> {
             .max_wait_ms
             .map_or(Duration::ZERO, Duration::from_millis)
             .min(FETCH_WAIT_MAX),
-        min_bytes: request.min_bytes.unwrap_or(1).try_into().unwrap_or(0),
+        // No answer could hold more.
+        min_bytes: u64::try_from(request.min_bytes.unwrap_or(1))
+            .unwrap_or(0)
+            .min(FETCH_CALL_RENDERED_BYTES as u64),
         ..FetchRequest::default()
     };
     for (index, entry) in request.entries.into_iter().enumerate() {
@@ -188,8 +192,9 @@ pub async fn fetch(
             if ends || rendered.failed || rendered.payload_bytes >= request.min_bytes {
                 return Ok(rendered);
             }
-        } else if look.stored_bytes == 0 {
-            empty = Some(look);
+        } else {
+            // While it is parked it holds nothing that was read.
+            empty = (look.stored_bytes == 0).then_some(look);
         }
         let recheck = deadline.min(Instant::now() + FETCH_RECHECK);
         tokio::select! {
@@ -341,8 +346,12 @@ mod tests {
                 Form::Segments,
             ),
             (Some("application/vnd.queen.segments-2"), Form::Json),
+            (
+                Some("application/vnd.queen.segments; q=0.0, */*"),
+                Form::Json,
+            ),
         ] {
-            assert_eq!(Form::accepted(accept), form, "{accept:?}");
+            assert_eq!(Form::accepted(accept.into_iter()), form, "{accept:?}");
         }
     }
 

@@ -17,6 +17,7 @@
 
 use uuid::Uuid;
 
+use super::codec::{Damage, Records, decompress};
 use super::render::{EntryAnswer, Rendered, StoredSegment, unreadable};
 use super::seal::{SealKey, opened};
 
@@ -33,9 +34,6 @@ const ENTRY_BYTES: usize = 64;
 const SEGMENT_BYTES: usize = 29;
 
 /// Packs `entries` of `tenant`. `key` opens what is sealed; what does not open ends its entry.
-///
-/// Of a segment that begins below the offset asked for, [`Rendered::payload_bytes`] counts one byte
-/// a record: its payloads are not looked at.
 pub fn pack<B: AsRef<[u8]>>(
     entries: &[EntryAnswer<B>],
     tenant: Uuid,
@@ -57,6 +55,7 @@ pub fn pack<B: AsRef<[u8]>>(
             failed: false,
         },
         opened: Vec::new(),
+        raw: Vec::new(),
         tenant,
         key,
     };
@@ -72,6 +71,7 @@ pub fn pack<B: AsRef<[u8]>>(
 struct Packer<'a> {
     answer: Rendered,
     opened: Vec<u8>,
+    raw: Vec<u8>,
     tenant: Uuid,
     key: Option<&'a SealKey>,
 }
@@ -117,6 +117,12 @@ impl Packer<'_> {
         let place = entry.place(self.tenant, segment);
         let block = opened(segment.block.as_ref(), place, self.key, &mut scratch)
             .map_err(|damage| unreadable(entry, segment, &damage))?;
+        let payload_bytes = if segment.base_offset < entry.offset {
+            self.payload_bytes(block, segment, entry.offset)
+                .map_err(|damage| unreadable(entry, segment, &damage))?
+        } else {
+            segment.payload_bytes
+        };
         self.bytes(&[SEGMENT]);
         self.bytes(&segment.base_offset.to_le_bytes());
         self.bytes(&segment.ts.micros().to_le_bytes());
@@ -127,14 +133,27 @@ impl Packer<'_> {
         self.opened = scratch;
 
         let end = segment.base_offset + segment.records as i64;
-        let asked_for = (end - segment.base_offset.max(entry.offset)).unsigned_abs();
-        self.answer.records += asked_for;
-        self.answer.payload_bytes += if segment.base_offset < entry.offset {
-            asked_for
-        } else {
-            segment.payload_bytes
-        };
+        self.answer.records += (end - segment.base_offset.max(entry.offset)).unsigned_abs();
+        self.answer.payload_bytes += payload_bytes;
         Ok(())
+    }
+
+    /// Payload bytes of a segment that begins below the offset `from`, from there on: what tells
+    /// whether an answer is enough for one who waits.
+    fn payload_bytes<B>(
+        &mut self,
+        block: &[u8],
+        segment: &StoredSegment<B>,
+        from: i64,
+    ) -> Result<u64, Damage> {
+        decompress(block, segment.raw_bytes, &mut self.raw)?;
+        let mut bytes = 0;
+        for (offset, record) in (segment.base_offset..).zip(Records::new(&self.raw)?) {
+            if offset >= from {
+                bytes += record?.payload.len().max(1) as u64;
+            }
+        }
+        Ok(bytes)
     }
 }
 
@@ -173,8 +192,8 @@ mod tests {
         expected.extend_from_slice(b"\0\x13OFFSET_OUT_OF_RANGE");
         assert_eq!(answer.body, expected);
         assert!(answer.failed);
-        // One record at or above the offset, of a segment that is not looked into.
-        assert_eq!((answer.records, answer.payload_bytes), (1, 1));
+        // One record at or above the offset.
+        assert_eq!((answer.records, answer.payload_bytes), (1, 7));
     }
 
     #[test]

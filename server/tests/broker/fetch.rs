@@ -85,6 +85,17 @@ async fn who_asks_for_segments_gets_the_blocks_as_they_are_stored() {
 }
 
 #[tokio::test]
+async fn what_is_left_of_a_segment_counts_for_who_waits_for_bytes() {
+    let fixture = Fixture::start().await;
+    let payload = format!("\"{}\"", "x".repeat(1_000));
+    fixture.push("q", "p", &["1", &payload]).await;
+    let body = r#"{"entries":[{"queue":"q","partition":"p","offset":1}],"minBytes":900,"maxWaitMs":30000}"#;
+    timeout(SOON, fixture.fetch_segments(body)).await.unwrap();
+    let answer = timeout(SOON, fixture.fetch(body)).await.unwrap();
+    assert_eq!(answer.record_count(), 1);
+}
+
+#[tokio::test]
 async fn sealed_segments_are_sent_opened() {
     let key = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
     let fixture = Fixture::with(&[("QUEEN_ENCRYPTION_KEY", key)], &[]).await;

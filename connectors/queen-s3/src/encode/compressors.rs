@@ -107,6 +107,7 @@ mod tests {
             frame(&mut encoder, b"");
             give_back(encoder);
         }
-        assert!(spare().len() <= SPARE_COMPRESSORS);
+        // Other tests of this process take and give back, too.
+        assert!((1..=SPARE_COMPRESSORS).contains(&spare().len()));
     }
 }

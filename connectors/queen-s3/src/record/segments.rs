@@ -42,7 +42,7 @@ const SEGMENT: u8 = 1;
 const NO_MORE_SEGMENTS: u8 = 0;
 /// Layout of a block's content.
 const LAYOUT: u8 = 1;
-/// What a record takes beside its id and payload.
+/// What a record takes beside its id and payload, at least.
 const RECORD_HEAD: usize = 8;
 /// What an empty payload stands for, and is read as.
 const NULL: &[u8] = b"null";
@@ -75,7 +75,6 @@ fn read(
     }
     let hold = budget.hold(length);
     let mut gather = Gather::new(request);
-    gather.reserve(segments().map(|segment| segment.records).sum());
     let mut content = Content {
         bytes: budget.buffer(length),
         decompressor: DCtx::create(),
@@ -230,7 +229,6 @@ impl<'a> Reader<'a> {
             raw_bytes,
             block: self.take(length)?,
         };
-        // Room for the records is made before they are seen.
         if records.saturating_mul(RECORD_HEAD) >= raw_bytes
             || base_offset < 0
             || base_offset.checked_add(records as i64).is_none()
@@ -263,6 +261,7 @@ impl Content {
             return Ok(false);
         };
         gather.met(ids);
+        gather.reserve(segment.records);
         let mut null = None;
         let mut at = start + 1;
         let from = gather.from();

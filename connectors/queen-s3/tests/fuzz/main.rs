@@ -10,6 +10,7 @@ mod configuration;
 mod fetch;
 mod lake;
 mod mutation;
+mod segments;
 mod store;
 
 use std::fs;
@@ -122,6 +123,16 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
 #[test]
 fn fetch_answers_are_read_as_serde_json_reads_them() {
     fuzz("fetch", 20_000, fetch::as_serde_json_reads_it);
+}
+
+#[test]
+fn segments_are_read_whole_or_refused() {
+    fuzz("segments", 20_000, segments::whole_or_refused);
+}
+
+#[test]
+fn the_content_of_a_block_is_read_as_it_is_laid_out() {
+    fuzz("segment-content", 20_000, segments::content_as_laid_out);
 }
 
 #[test]

@@ -1,0 +1,138 @@
+//! Fetch answers of compressed segments, and what is inside their blocks.
+
+use queen_s3::broker::{EntryError, FetchAnswer, FetchEntry, FetchRequest};
+use queen_s3::memory::MemoryBudget;
+use queen_s3::record::{RecordIndex, decode_segments};
+use serde_json::value::RawValue;
+
+use super::{Verdict, ensure};
+
+/// What every answer of the corpus is an answer to.
+const WANTED: [(&str, i64); 2] = [("p", 7), ("q \u{e9}", 0)];
+/// Greatest content that is decompressed of an input of the fuzzer.
+const CONTENT_BYTES: usize = 256 << 20;
+
+fn request(wanted: &[(&str, i64)]) -> FetchRequest {
+    let entries = wanted.iter().map(|(partition, offset)| FetchEntry {
+        partition: (*partition).into(),
+        offset: *offset,
+        max_bytes: 1 << 20,
+    });
+    FetchRequest {
+        queue: "orders".into(),
+        entries: entries.collect(),
+        max_wait_ms: 0,
+    }
+}
+
+/// A record as it was read: offset, id between its quotes, payload.
+type Told = (i64, Vec<u8>, Vec<u8>);
+
+fn told(answer: &FetchAnswer) -> Vec<Told> {
+    let batch = &answer.batch;
+    let record = |index: &RecordIndex| {
+        let id = batch.transaction_id(index).to_vec();
+        (index.offset, id, batch.payload(index).to_vec())
+    };
+    batch.index().iter().map(record).collect()
+}
+
+fn is_text(id: &[u8], payload: &[u8]) -> bool {
+    let quoted = [b"\"", id, b"\""].concat();
+    serde_json::from_slice::<&RawValue>(&quoted).is_ok() && std::str::from_utf8(payload).is_ok()
+}
+
+pub fn whole_or_refused(body: &[u8]) -> Result<Verdict, String> {
+    let budget = MemoryBudget::new(0);
+    let answer = match decode_segments(&request(&WANTED), body, &budget) {
+        Ok(answer) => answer,
+        Err(error) => {
+            let said = error.to_string();
+            ensure(said.len() < 2_000, || format!("a long error: {said}"))?;
+            return Ok(Verdict::Refused);
+        }
+    };
+    ensure(budget.used() <= CONTENT_BYTES, || {
+        format!("it holds {} bytes", budget.used())
+    })?;
+    for (offset, id, payload) in told(&answer) {
+        ensure(is_text(&id, &payload), || {
+            format!("record {offset} is no text: {id:?}, {payload:?}")
+        })?;
+    }
+    for (entry, (_, from)) in answer.entries.iter().zip(WANTED) {
+        let range = entry.records.start as usize..entry.records.end as usize;
+        let records = &answer.batch.index()[range];
+        let rises = records.windows(2).all(|two| {
+            let [first, second] = two else { return true };
+            first.offset < second.offset && first.ts <= second.ts
+        });
+        let within = records
+            .iter()
+            .all(|record| (from..entry.high_watermark).contains(&record.offset));
+        ensure(rises && within, || format!("{entry:?}: {records:?}"))?;
+    }
+    Ok(Verdict::Accepted)
+}
+
+/// Reads the content of a block by the words of its layout: `None` where it is none.
+fn expected(content: &[u8], records: usize) -> Option<Vec<Told>> {
+    let mut rest = content.strip_prefix(b"\x01")?;
+    let mut found = Vec::new();
+    for offset in 0..records as i64 {
+        let id_length = u32::from_le_bytes(rest.get(..4)?.try_into().ok()?) as usize;
+        let payload_length = u32::from_le_bytes(rest.get(4..8)?.try_into().ok()?) as usize;
+        let id = rest.get(8..8 + id_length)?;
+        let payload = rest.get(8 + id_length..8 + id_length + payload_length)?;
+        rest = &rest[8 + id_length + payload_length..];
+        let id = id.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+        if !is_text(id, payload) {
+            return None;
+        }
+        let payload = if payload.is_empty() { b"null" } else { payload };
+        found.push((offset, id.to_vec(), payload.to_vec()));
+    }
+    rest.is_empty().then_some(found)
+}
+
+/// Input: the number of records, and the content of a block.
+pub fn content_as_laid_out(input: &[u8]) -> Result<Verdict, String> {
+    let Some((&records, content)) = input.split_first() else {
+        return Ok(Verdict::Refused);
+    };
+    let records = usize::from(records);
+    let block = zstd::bulk::compress(content, 1).map_err(|error| error.to_string())?;
+    let mut body = b"QSEG\x01\x01\0\0\0\x06\0orders\x01\0p".to_vec();
+    body.extend_from_slice(&1_000_i64.to_le_bytes());
+    body.extend_from_slice(&0_i64.to_le_bytes());
+    body.push(1);
+    body.extend_from_slice(&0_i64.to_le_bytes());
+    body.extend_from_slice(&1_788_516_221_918_204_i64.to_le_bytes());
+    for number in [records, content.len(), block.len()] {
+        body.extend_from_slice(&(number as u32).to_le_bytes());
+    }
+    body.extend_from_slice(&block);
+    body.extend_from_slice(b"\0\0");
+
+    let expected = expected(content, records);
+    let decoded = decode_segments(&request(&[("p", 0)]), &body, &MemoryBudget::new(0));
+    let answer = match decoded {
+        Ok(answer) => answer,
+        // More records than the content could hold.
+        Err(error) => {
+            ensure(expected.is_none(), || format!("refused: {error}"))?;
+            return Ok(Verdict::Refused);
+        }
+    };
+    match (answer.entries[0].error.as_ref(), expected) {
+        (None, Some(expected)) => {
+            let told = told(&answer);
+            ensure(told == expected, || {
+                format!("{told:?} instead of {expected:?}")
+            })?;
+            Ok(Verdict::Accepted)
+        }
+        (Some(EntryError::Unreadable), None) => Ok(Verdict::Refused),
+        (error, expected) => Err(format!("{error:?}, and {expected:?} was expected")),
+    }
+}
