@@ -9,13 +9,30 @@ mod world;
 
 use std::num::NonZero;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use world::run::{Broken, Report, run};
 
 /// Seeds of an ordinary run.
 const SEEDS: u64 = 250;
+/// Seeds that broke once, and what they met; every run of the first seeds has them too. A history
+/// changes with everything that draws from its dice, so that planted bugs, in `mutations`, are what
+/// shows that the simulation still finds them.
+const KEPT: &[(u64, &str)] = &[
+    (
+        287,
+        "a partition that only the look before the first pass names is deleted",
+    ),
+    (
+        404,
+        "a record comes late into an interrupted window whose object is up",
+    ),
+    (
+        481,
+        "a later life's offsets are lost while a window is owed the first life's",
+    ),
+];
 /// Failing seeds that a run shows before it gives up.
 const SHOWN: usize = 3;
 
@@ -31,18 +48,17 @@ fn setting(name: &str) -> Option<u64> {
 }
 
 /// Runs `seeds` on all cores.
-fn run_all(seeds: std::ops::Range<u64>) -> (Vec<Report>, Vec<Broken>) {
-    let next = AtomicU64::new(seeds.start);
+fn run_all(seeds: &[u64]) -> (Vec<Report>, Vec<Broken>) {
+    let next = AtomicUsize::new(0);
     let results = Mutex::new((Vec::new(), Vec::new()));
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
             scope.spawn(|| {
                 loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= seeds.end {
+                    let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) else {
                         return;
-                    }
-                    let result = run(seed);
+                    };
+                    let result = run(*seed);
                     let mut results = results.lock().expect("no holder panics");
                     match result {
                         Ok(report) => results.0.push(report),
@@ -58,20 +74,26 @@ fn run_all(seeds: std::ops::Range<u64>) -> (Vec<Report>, Vec<Broken>) {
     results.into_inner().expect("no holder panics")
 }
 
+/// The seeds that the environment asks for.
+fn seeds() -> Vec<u64> {
+    if let Some(seed) = setting("QUEEN_SIM_SEED") {
+        return vec![seed];
+    }
+    let first = setting("QUEEN_SIM_FIRST");
+    let from = first.unwrap_or(1);
+    let range = from..from + setting("QUEEN_SIM_SEEDS").unwrap_or(SEEDS);
+    let kept = KEPT.iter().map(|(seed, _)| *seed);
+    let beyond = kept.filter(|seed| first.is_none() && !range.contains(seed));
+    range.clone().chain(beyond).collect()
+}
+
 #[test]
 fn the_lake_stays_whole_whatever_happens() {
-    let seeds = match setting("QUEEN_SIM_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => {
-            let first = setting("QUEEN_SIM_FIRST").unwrap_or(1);
-            first..first + setting("QUEEN_SIM_SEEDS").unwrap_or(SEEDS)
-        }
-    };
-    let (reports, mut broken) = run_all(seeds);
+    let (reports, mut broken) = run_all(&seeds());
     broken.sort_by_key(|broken| broken.seed);
     let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
     println!(
-        "{} seeds: {} calls, {} windows, {} idle moves, {} records, {} deleted unread, {} of them unnamed, {:.0} virtual hours",
+        "{} seeds: {} calls, {} windows, {} idle moves, {} records, {} deleted unread, {} of them unnamed, {} queues stopped by a broken promise, {:.0} virtual hours",
         reports.len(),
         sum(|report| report.calls),
         sum(|report| report.windows),
@@ -79,6 +101,7 @@ fn the_lake_stays_whole_whatever_happens() {
         sum(|report| report.records),
         sum(|report| report.lost),
         sum(|report| report.unannounced),
+        sum(|report| report.stopped),
         reports
             .iter()
             .map(|report| report.elapsed.as_secs_f64())
@@ -87,6 +110,9 @@ fn the_lake_stays_whole_whatever_happens() {
     );
     for failure in &broken {
         eprintln!("{failure}");
+        if let Some((_, met)) = KEPT.iter().find(|(seed, _)| *seed == failure.seed) {
+            eprintln!("it broke before: {met}");
+        }
     }
     let failed: Vec<u64> = broken.iter().map(|broken| broken.seed).collect();
     assert!(

@@ -33,6 +33,7 @@ macro_rules! must {
 
 mod content;
 mod documents;
+mod names;
 
 /// An applied batch.
 pub struct Batch<'a> {
@@ -64,6 +65,8 @@ pub struct Checker {
 #[derive(Default)]
 struct Lake {
     queue: String,
+    /// Whether listings tell the lives of a partition apart.
+    ids: bool,
     start: Option<i64>,
     pointer: Option<CommitPointer>,
     lineage: Option<String>,
@@ -89,6 +92,7 @@ impl Checker {
         let lake = |queue: &String| {
             let lake = Lake {
                 queue: queue.clone(),
+                ids: scenario.ids,
                 closed: i64::MIN,
                 ..Lake::default()
             };
@@ -244,6 +248,13 @@ impl Checker {
         })
     }
 
+    /// Whether `queue` is stopped as it must be: the broker broke its promise within the window
+    /// under way, so that an object which is up lacks a record that a redo finds.
+    pub fn contradicted(&self, queue: &str, log: &Log) -> bool {
+        let found = self.lakes.get(queue).zip(log.queues.get(queue));
+        found.is_some_and(|(lake, queue)| lake.contradicted(queue))
+    }
+
     /// Whether `queue` has manifests and no pointer.
     pub fn stranded(&self, queue: &str) -> bool {
         self.lakes
@@ -288,14 +299,23 @@ impl Checker {
     /// A record became visible below what the broker had promised. A reading state that has not met
     /// its partition yet cannot tell it from one that an earlier window holds.
     pub fn promise_broken(&mut self, queue: &str, key: RecordKey, log: &mut Log) {
-        let truth = log.queues.get_mut(queue);
-        let truth = truth.and_then(|queue| queue.truth.get_mut(&key));
-        let (Some(lake), Some(truth)) = (self.lakes.get_mut(queue), truth) else {
+        let (Some(lake), Some(found)) = (self.lakes.get_mut(queue), log.queues.get_mut(queue))
+        else {
+            return;
+        };
+        let Some(truth) = found.truth.get(&key) else {
             return;
         };
         let reader = (lake.reader.clone(), queue.to_owned());
         let met = self.sights.get(&reader);
-        truth.excused = !met.is_some_and(|sight| sight.has_met(truth.life));
+        if !met.is_some_and(|sight| sight.has_met(truth.life)) {
+            // Nor can what precedes it be found by bisection.
+            let life = truth.life;
+            for (before, truth) in &mut found.truth {
+                let within = truth.life == life && before.2 <= key.2;
+                truth.excused |= within && truth.placed.is_none();
+            }
+        }
         lake.broken.push(key);
     }
 
@@ -421,6 +441,9 @@ impl Checker {
             let Some(queue) = log.queues.get(&lake.queue) else {
                 continue;
             };
+            if lake.contradicted(queue) {
+                continue;
+            }
             let start = lake.start.unwrap_or(i64::MAX);
             for (key, truth) in queue.truth.range((start, "".into(), i64::MIN)..) {
                 must!(

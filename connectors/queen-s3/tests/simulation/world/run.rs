@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::scenario::Scenario;
-use super::{World, disaster, process, writers};
+use super::{State, World, disaster, process, writers};
 
 /// Lag allowed once all is well: the longest window (30 s), the broker's guard and the sink's
 /// (5 s each), and a while to read, write and commit.
@@ -37,6 +37,8 @@ pub struct Report {
     pub lost: u64,
     /// Such records that no manifest names.
     pub unannounced: u64,
+    /// Queues that are stopped because an object contradicts a log that broke its promise.
+    pub stopped: u64,
     /// Virtual time.
     pub elapsed: Duration,
 }
@@ -158,7 +160,10 @@ async fn reached<W: Fn(i64) -> bool>(
         let waiting = world.with(|state| {
             let mut queues = world.scenario.queues.iter();
             queues
-                .find(|queue| !state.checker.committed(queue).is_some_and(&there))
+                .find(|queue| {
+                    let reached = state.checker.committed(queue).is_some_and(&there);
+                    !reached && !state.checker.contradicted(queue, &state.log)
+                })
                 .cloned()
         });
         let Some(queue) = waiting else { return Ok(()) };
@@ -192,7 +197,15 @@ fn report(world: &World) -> Report {
             records: count(|truth| truth.placed.is_some()),
             lost: count(|truth| truth.deleted && truth.placed.is_none()),
             unannounced: state.checker.unannounced(&state.log),
+            stopped: stopped(world, state),
             elapsed: world.elapsed(),
         }
     })
+}
+
+fn stopped(world: &World, state: &State) -> u64 {
+    let queues = world.scenario.queues.iter();
+    queues
+        .filter(|queue| state.checker.contradicted(queue, &state.log))
+        .count() as u64
 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::world::log::Truth;
+use crate::world::log::{Queue, Truth};
 
 impl Lake {
     pub(super) fn data(
@@ -76,14 +76,19 @@ impl Lake {
                 "{key} holds {:?} instead of {expected:?}",
                 line.body
             );
-            must!(
-                !truth.announced,
-                "{key} holds {:?}, which was called lost",
-                line.key
-            );
             if let Some(other) = &truth.placed {
                 return Err(format!("{:?} is in {other} and in {key}", line.key));
             }
+            let truth = if truth.announced {
+                must!(
+                    queue.name_another(&line.key),
+                    "{key} holds {:?}, which was called lost",
+                    line.key
+                );
+                queue.truth.get_mut(&line.key).expect("it was there above")
+            } else {
+                truth
+            };
             truth.placed = Some(Arc::clone(&at));
             truth.placed_at = count;
             // It may have come late and be excused already: a redo knows it from the intent.
@@ -107,6 +112,33 @@ impl Lake {
             records.into_iter().map(|line| line.key).collect(),
         );
         Ok(())
+    }
+
+    /// Whether an object of the window under way lacks a late record that belongs into it and is
+    /// still there to be read.
+    pub(super) fn contradicted(&self, queue: &Queue) -> bool {
+        let Some(pointer) = &self.pointer else {
+            return false;
+        };
+        let k = pointer.k + 1;
+        let (Some(intent), Some(keys)) = (self.intents.get(&k), self.windows.get(&k)) else {
+            return false;
+        };
+        let belongs = |record: &RecordKey| {
+            let truth = queue.truth.get(record);
+            (pointer.t_end..intent.t_end).contains(&record.0)
+                && truth.is_some_and(|truth| !truth.deleted && truth.placed.is_none())
+        };
+        let has_an_object = |partition: &str| {
+            let held = keys.iter().filter_map(|key| self.objects.get(&**key));
+            let mut first = held.filter_map(|records| records.first());
+            first.any(|record| intent.layout == Layout::Merged || &*record.1 == partition)
+        };
+        !self.manifests.contains_key(&k)
+            && self
+                .broken
+                .iter()
+                .any(|record| belongs(record) && has_an_object(&record.1))
     }
 
     pub(super) fn manifest(
@@ -293,7 +325,7 @@ impl Lake {
 /// Marks what a manifest calls lost; every offset of it must have been deleted. One that is in an
 /// earlier window, or was named before, may be named again by a reading state that began later: it
 /// cannot tell which of the deleted offsets another one had dealt with. A range tells no lives
-/// apart: it speaks of the one that the writer knows, `sight`.
+/// apart: it speaks of one that the writer knows, `sight`, and which of these shows later.
 fn announce(range: &OffsetRange, key: &str, queue: &str, log: &mut Log, sight: &Sight) -> Verdict {
     let Some(found) = log.queues.get_mut(queue) else {
         return Ok(());

@@ -245,8 +245,17 @@ impl Lake {
         log: &mut Log,
         sight: Option<&Sight>,
     ) -> Verdict {
-        let Some(found) = log.queues.get(&self.queue) else {
+        let Some(found) = log.queues.get_mut(&self.queue) else {
             return Ok(());
+        };
+        let mut unnamed = Vec::new();
+        let knows = |life, offset| sight.is_some_and(|sight: &Sight| sight.knows(life, offset));
+        // Without ids nobody can say for sure how long a life was that has ended, nor which one an
+        // offset is of that several had.
+        let tells = |key: &RecordKey, life| {
+            let lives = found.lives.get(&(key.1.clone(), key.2));
+            self.ids
+                || (lives.is_some_and(|lives| lives.len() == 1) && !found.ended.contains(&life))
         };
         let none = BTreeSet::new();
         let keys = self.windows.get(&k).filter(|_| window).unwrap_or(&none);
@@ -261,15 +270,24 @@ impl Lake {
                 Some(_) => "not in what was",
                 None if truth.announced => continue,
                 None if !truth.deleted => "not in what was",
-                None if sight.is_some_and(|sight| sight.knows(truth.life, key.2)) => {
-                    "deleted, known to have been there, and not named as lost in what was"
+                None => {
+                    let owed = knows(truth.life, key.2) && tells(key, truth.life);
+                    unnamed.extend(owed.then(|| key.clone()));
+                    continue;
                 }
-                None => continue,
             };
             return Err(format!(
                 "record {key:?} of {} is {why} committed as [{from}, {to}), window {k}: {truth:?}",
                 self.queue
             ));
+        }
+        for key in unnamed {
+            must!(
+                found.name_instead(&key, |ts, truth| ts < to && knows(truth.life, key.2)),
+                "record {key:?} of {} was deleted, is known to have been there, and is not named as \
+                 lost in what was committed as [{from}, {to}), window {k}",
+                self.queue
+            );
         }
         Ok(())
     }
