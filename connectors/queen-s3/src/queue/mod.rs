@@ -299,6 +299,7 @@ impl Task {
             }
             End::Absent(safe_time) => {
                 self.status.present.store(false, Relaxed);
+                self.status.stopped.store(false, Relaxed);
                 *absent_since = Some(safe_time);
                 UNKNOWN_QUEUE_RETRY
             }

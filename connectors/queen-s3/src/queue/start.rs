@@ -5,7 +5,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::{End, Halt, Standing, Task};
-use crate::broker::{Changed, ChangedRequest, EntryError};
+use crate::broker::{ChangedRequest, EntryError};
 use crate::bucket::{BucketError, BucketErrorKind, ObjectBody};
 use crate::config::Start;
 use crate::lake::documents::{CommitPointer, Intent};
@@ -27,18 +27,26 @@ impl Task {
         absent_since: Option<Micros>,
     ) -> Result<(Standing, Option<Intent>), End> {
         let fence = &owned.fence;
+        let intent = &owned.documents.intent;
         let pointer = match owned.documents.committed.clone() {
-            Some(pointer) => pointer,
+            Some(pointer) => {
+                self.show(&pointer);
+                // An open window is brought to its end from what the bucket has of it. Without one,
+                // nothing is to be done for a queue that is gone, and the bucket need not be asked.
+                let open = intent.as_ref().is_some_and(|intent| intent.k > pointer.k);
+                if !open {
+                    self.look().await?;
+                }
+                pointer
+            }
             None => self.first_pointer(fence, absent_since).await?,
         };
         let last = self.manifest(pointer.k).await?;
         let mut standing = self.with_lineage(fence, pointer, last.as_ref()).await?;
-        self.show(&standing.pointer);
         if let Some(last) = last {
             self.check_lineage(&standing, &last)?;
             standing.named = last.lost;
         }
-        let intent = &owned.documents.intent;
         if let Some(theirs) = intent.as_ref().and_then(|intent| intent.lineage.clone())
             && theirs != standing.lineage
         {
@@ -96,10 +104,7 @@ impl Task {
         fence: &Fence,
         absent_since: Option<Micros>,
     ) -> Result<CommitPointer, End> {
-        let answer = self.look().await;
-        if answer.error == Some(EntryError::UnknownQueue) {
-            return Err(End::Absent(answer.safe_time));
-        }
+        let safe_time = self.look().await?;
         let prefix = self.keys.manifests();
         let listed = self
             .persist("list", || self.context.bucket.list(&prefix, None))
@@ -109,7 +114,7 @@ impl Task {
         }
         let t_end = match self.settings().start {
             Start::Earliest => Micros::ZERO,
-            Start::Latest => absent_since.unwrap_or(answer.safe_time),
+            Start::Latest => absent_since.unwrap_or(safe_time),
         };
         let pointer = CommitPointer {
             k: 0,
@@ -131,8 +136,8 @@ impl Task {
         Ok(pointer)
     }
 
-    /// One discovery answer about the queue, tried until there is one.
-    async fn look(&self) -> Changed {
+    /// Looks whether the queue is there, until there is an answer; its `safeTime`.
+    async fn look(&self) -> Result<Micros, End> {
         let request = ChangedRequest {
             queue: self.queue.clone(),
             since: None,
@@ -143,7 +148,10 @@ impl Task {
         let mut sampled = Sampled::default();
         loop {
             match self.context.broker.changed(Some(&request)).await {
-                Ok(answer) => return answer,
+                Ok(answer) if answer.error == Some(EntryError::UnknownQueue) => {
+                    return Err(End::Absent(answer.safe_time));
+                }
+                Ok(answer) => return Ok(answer.safe_time),
                 Err(error) => {
                     if let Some(suppressed) = sampled.failure() {
                         let queue = &self.queue;

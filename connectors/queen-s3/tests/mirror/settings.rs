@@ -208,6 +208,37 @@ fn a_queue_that_is_not_there_is_looked_for_once_a_minute_and_mirrored_from_its_f
 }
 
 #[test]
+fn a_queue_that_is_gone_costs_the_bucket_nothing_until_it_is_back() {
+    in_virtual_time(async {
+        let log = Log::new(TEN + HOUR / 2, payload);
+        log.create("orders");
+        log.write("orders", &Name::from("p"), TEN, 500);
+        let bucket = Arc::<MemoryBucket>::default();
+        let sink = Sink::start(&log, &bucket, &["orders"], &Options::new());
+        eventually("a window", || committed(&log, "orders").0 == 1).await;
+        log.deny(true);
+        let status = sink.status.queue("orders");
+        eventually("it is believed", || !status.present.load(Relaxed)).await;
+        let asked = || -> usize {
+            let operations = ["head", "get", "list", "put"].iter();
+            operations.map(|one| bucket.asked(one, "").len()).sum()
+        };
+        let before = asked();
+        log.take_counts();
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(asked(), before);
+        let looks = log.take_counts().pages;
+        assert!((8..=11).contains(&looks), "{looks} looks in ten minutes");
+        log.deny(false);
+        let written = log.now();
+        log.write("orders", &Name::from("p"), written, 1);
+        eventually("its record", || committed(&log, "orders").1 > written).await;
+        sink.stop().await;
+        assert_eq!(records(&bucket), log.records("orders"));
+    });
+}
+
+#[test]
 fn a_broker_that_denies_a_queue_for_a_minute_makes_nothing_lost_of_it() {
     in_virtual_time(async {
         let log = Log::new(TEN + HOUR / 2, payload);
