@@ -72,6 +72,7 @@ impl Engine {
                 generation,
                 moved_at: 0,
                 named_at: 0,
+                written: Micros::MIN,
                 flags: Flags {
                     restored: true,
                     ..Flags::default()
@@ -96,6 +97,7 @@ impl Engine {
         partition.watermark = end;
         partition.listed_end = listed.last_offset + 1;
         partition.moved_at = now;
+        partition.written = listed.last_write_at.unwrap_or(Micros::MIN);
         partition.flags.restored = false;
         partition.flags.skipping = cut > Micros::ZERO;
         if self.is_all_written(listed) {
@@ -115,6 +117,8 @@ impl Engine {
         self.partition_mut(id).position = proof;
         if proof < from {
             self.unproven.insert(id, listed.log_start);
+        } else {
+            self.partition_mut(id).flags.starts_here = true;
         }
     }
 
@@ -141,7 +145,9 @@ impl Engine {
         let settled = seek.settled();
         // The checkpoint's position may lie past the log's end; while the search goes on nothing
         // counts as read.
-        self.partition_mut(id).position = settled.unwrap_or(from);
+        let partition = self.partition_mut(id);
+        partition.position = settled.unwrap_or(from);
+        partition.flags.starts_here = true;
         if settled.is_none() {
             self.seeks.insert(id, seek);
         }

@@ -291,6 +291,8 @@ impl Engine {
         partition.generation = generation;
         partition.moved_at = now;
         partition.flags.busy = false;
+        partition.flags.starts_here = false;
+        partition.doubt_again();
     }
 
     /// Copies what is left of bodies that are mostly dropped, so that they can go.

@@ -138,8 +138,10 @@ impl Engine {
             generation,
             moved_at: now,
             named_at: now,
+            written: listed.last_write_at.unwrap_or(Micros::MIN),
             flags: Flags {
                 skipping: !(whole || written),
+                starts_here: position == Some(listed.log_start),
                 ..Flags::default()
             },
         });
@@ -162,13 +164,19 @@ impl Engine {
         let comparable = partition.moved_at < now;
         let shrunk =
             listed.id.is_none() && comparable && listed.last_offset < partition.position - 1;
+        let written = listed.last_write_at.unwrap_or(Micros::MIN);
+        let written_to = std::mem::replace(&mut partition.written, written) != written;
         if other_id || shrunk {
             self.begin_life(id, listed);
             return;
         }
         partition.id = partition.id.or(listed.id);
-        partition.flags.ended = false;
-        if comparable || listed.id.is_some() {
+        let back = std::mem::take(&mut partition.flags.ended);
+        if partition.id.is_none() && partition.position > 0 {
+            partition.flags.doubted |= back || written_to;
+        }
+        let doubted = partition.flags.doubted || partition.flags.settling;
+        if (comparable && !doubted) || listed.id.is_some() {
             partition.listed_end = partition.listed_end.max(listed.last_offset + 1);
         }
         let end = listed.last_offset + 1;
@@ -178,6 +186,7 @@ impl Engine {
             partition.watermark = end;
             partition.listed_end = end;
             partition.moved_at = now;
+            partition.flags.doubted |= partition.id.is_none() && partition.position > 0;
             self.note_lost(id, end, gone);
             return;
         }
@@ -231,6 +240,7 @@ impl Engine {
         partition.position = log_start;
         partition.watermark = partition.watermark.max(log_start);
         partition.moved_at = now;
+        partition.flags.starts_here = true;
         if partition.flags.skipping && partition.is_behind() {
             self.doubted_losses.insert(id, first_lost);
         } else {
@@ -261,10 +271,12 @@ impl Engine {
         partition.watermark = end;
         partition.moved_at = now;
         partition.flags.skipping = false;
+        partition.flags.starts_here = false;
+        partition.flags.doubted = false;
     }
 
     /// Another life of a partition begins: offsets from 0 again.
-    fn begin_life(&mut self, id: PartitionId, listed: &ListedPartition) {
+    pub(super) fn begin_life(&mut self, id: PartitionId, listed: &ListedPartition) {
         let now = self.pass.pages;
         let former_end = self.partition(id).listed_end;
         self.former_ends.insert(id, former_end);
@@ -300,6 +312,8 @@ impl Engine {
         partition.generation = generation;
         partition.position = partition.watermark;
         partition.flags.busy = false;
+        partition.flags.doubted = false;
+        partition.flags.settling = false;
         if std::mem::take(&mut partition.flags.suspect) {
             self.suspects -= 1;
         }
@@ -316,6 +330,11 @@ impl Engine {
         // The order of a hash map must not show in a manifest.
         ended.sort_unstable();
         for id in ended {
+            let partition = self.partition_mut(id);
+            if partition.id.is_none() {
+                // Whichever life had them, they are gone.
+                partition.listed_end = partition.listed_end.max(partition.watermark);
+            }
             self.update(id, |engine| engine.end_life(id));
             if self.buffers.contains_key(&id) {
                 self.partition_mut(id).flags.ended = true;

@@ -226,7 +226,7 @@ impl Engine {
         self.ready.remove(&before);
         let result = change(self);
         if let Some(Some(partition)) = self.partitions.get(id.0 as usize)
-            && partition.is_behind()
+            && partition.is_open()
         {
             let key = (self.frontier(id), id);
             self.behind.insert(key);

@@ -33,6 +33,9 @@ pub(super) struct Partition {
     pub(super) moved_at: u32,
     /// Page count when a pass last named it.
     pub(super) named_at: u32,
+    /// `lastWriteAt` that a pass showed last, [`Micros::MIN`] before the first. Only a partition
+    /// whose lives no id tells apart needs it.
+    pub(super) written: Micros,
     pub(super) flags: Flags,
 }
 
@@ -52,12 +55,37 @@ pub(super) struct Flags {
     pub(super) ended: bool,
     /// Known from a checkpoint only; no pass has named it yet.
     pub(super) restored: bool,
+    /// The log begins at the position: no record before it is left that could tell lives apart.
+    pub(super) starts_here: bool,
+    /// A pass showed, where no id does, that the partition may be living another life; no answer
+    /// to a request made since has settled it.
+    pub(super) doubted: bool,
+    /// The request that is out settles the doubt.
+    pub(super) settling: bool,
+    /// The last answer held the record before the position and had no room for the next.
+    pub(super) cramped: bool,
 }
 
 impl Partition {
     /// Whether records are known to be there that have not been read.
     pub(super) fn is_behind(&self) -> bool {
         self.position < self.watermark
+    }
+
+    /// Whether something has to be fetched before a window may close above the frontier.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_behind() || self.flags.doubted || self.flags.settling
+    }
+
+    /// The request that was to settle a doubt brought no answer that does.
+    pub(super) fn doubt_again(&mut self) {
+        self.flags.doubted |= std::mem::take(&mut self.flags.settling);
+    }
+
+    /// Whether a read asks for the record before the position as well, whose `ts` tells the life.
+    pub(super) fn overlaps(&self) -> bool {
+        let flags = self.flags;
+        self.id.is_none() && self.position > 0 && !flags.starts_here && !flags.cramped
     }
 }
 

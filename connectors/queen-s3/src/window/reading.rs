@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::broker::{EntryError, FetchedEntry, Name};
+use crate::broker::{EntryError, FetchedEntry, ListedPartition, Name};
 use crate::encode::record_bytes;
 use crate::record::{Batch, Chunk};
 use crate::time::Micros;
 
 use super::partition::Run;
-use super::seek::Probe;
+use super::seek::{Probe, Seek};
 use super::{Engine, PartitionId};
 
 /// One partition to fetch.
@@ -22,6 +22,8 @@ pub struct ReadRequest {
     pub offset: i64,
     /// Only the first record matters: the reading position is being looked for.
     pub probe: bool,
+    /// The first record is the one before the position: its `ts` tells the partition's life.
+    pub(super) overlap: bool,
     generation: u32,
 }
 
@@ -43,7 +45,8 @@ impl Engine {
     /// taken in by [`Engine::read`] or given back by [`Engine::unread`].
     pub fn next_reads(&mut self, max: usize) -> Vec<ReadRequest> {
         let chosen: Vec<PartitionId> = self.ready.iter().take(max).map(|(_, id)| *id).collect();
-        chosen.into_iter().map(|id| self.request(id)).collect()
+        let request = |id| self.request(id, false);
+        chosen.into_iter().map(request).collect()
     }
 
     /// Whether some partition's reading position is not certain yet.
@@ -66,24 +69,30 @@ impl Engine {
         chosen.sort_unstable();
         chosen.dedup();
         chosen.truncate(max);
-        chosen
-            .into_iter()
-            .map(|id| ReadRequest {
-                probe: true,
-                ..self.request(id)
-            })
-            .collect()
+        let request = |id| self.request(id, true);
+        chosen.into_iter().map(request).collect()
     }
 
-    fn request(&mut self, id: PartitionId) -> ReadRequest {
-        self.update(id, |engine| engine.partition_mut(id).flags.busy = true);
+    fn request(&mut self, id: PartitionId, probe: bool) -> ReadRequest {
+        let seek = self.seeks.get(&id).map(Seek::probe);
+        let probe = probe || seek.is_some();
+        // The first record of an unproven position is itself the one before it.
+        let reads_on = !probe && !self.unproven.contains_key(&id);
+        let overlap = reads_on && self.partition(id).overlaps();
+        self.update(id, |engine| {
+            let flags = &mut engine.partition_mut(id).flags;
+            flags.busy = true;
+            if overlap || (reads_on && flags.starts_here) {
+                flags.settling = std::mem::take(&mut flags.doubted);
+            }
+        });
         let partition = self.partition(id);
-        let seek = self.seeks.get(&id);
         ReadRequest {
             id,
             name: partition.name.clone(),
-            offset: seek.map_or(partition.position, |seek| seek.probe()),
-            probe: seek.is_some(),
+            offset: seek.unwrap_or(partition.position - i64::from(overlap)),
+            probe,
+            overlap,
             generation: partition.generation,
         }
     }
@@ -92,8 +101,14 @@ impl Engine {
     pub fn unread(&mut self, request: &ReadRequest) {
         if self.is_current(request) {
             let id = request.id;
-            self.update(id, |engine| engine.partition_mut(id).flags.busy = false);
+            self.update(id, |engine| engine.release(id));
         }
+    }
+
+    fn release(&mut self, id: PartitionId) {
+        let partition = self.partition_mut(id);
+        partition.flags.busy = false;
+        partition.doubt_again();
     }
 
     /// Takes in the answer to `request`: `entry`, whose records lie in `batch`.
@@ -110,7 +125,7 @@ impl Engine {
         self.update(id, |engine| {
             let result = engine.answer(request, batch, entry);
             if !matches!(result, ReadResult::Error(_)) {
-                engine.partition_mut(id).flags.busy = false;
+                engine.release(id);
             }
             result
         })
@@ -128,21 +143,33 @@ impl Engine {
         entry: &FetchedEntry,
     ) -> ReadResult {
         let id = request.id;
+        self.partition_mut(id).flags.cramped = false;
         if let Some(error) = &entry.error {
             if *error != EntryError::OffsetOutOfRange {
                 return ReadResult::Error(error.clone());
             }
             if entry.log_start > request.offset {
                 self.log_starts_at(id, entry.log_start);
+                self.begins_at(id, entry);
                 return ReadResult::Progress;
             }
             return self.suspect(id, "its log ends below the offset that was read up to");
         }
-        let chunk = Chunk {
+        let reads_here = self.reads_from_start(request);
+        if reads_here && entry.log_start < request.offset {
+            // What was gone is there: the next request asks for it.
+            self.partition_mut(id).flags.starts_here = false;
+            return ReadResult::Progress;
+        }
+        let mut chunk = Chunk {
             batch: Arc::clone(batch),
             range: entry.records.clone(),
         };
-        let Some(first) = chunk.records().first().copied() else {
+        let Some(mut first) = chunk.records().first().copied() else {
+            let at_end = entry.high_watermark == request.offset;
+            if reads_here && at_end && self.settle(id, entry.high_watermark) {
+                return ReadResult::Progress;
+            }
             if entry.high_watermark <= request.offset {
                 return self.suspect(id, "its watermark is below the one shown before");
             }
@@ -161,6 +188,27 @@ impl Engine {
                 return self.suspect(id, "offsets are missing within its log");
             }
             self.log_starts_at(id, first.offset);
+            self.begins_at(id, entry);
+        } else if request.overlap {
+            if self.is_later_life(id, first.ts) {
+                self.begin_life(id, &self.life_of(id, entry));
+                return ReadResult::Progress;
+            }
+            let settled = self.settle(id, entry.high_watermark);
+            chunk.range.start += 1;
+            first = match chunk.records().first() {
+                Some(next) => *next,
+                None if self.ends_early(id, entry) => {
+                    return self.suspect(id, "its watermark is below the one shown before");
+                }
+                None if settled => return ReadResult::Progress,
+                None => {
+                    self.partition_mut(id).flags.cramped = true;
+                    return ReadResult::Nothing;
+                }
+            };
+        } else if reads_here {
+            self.settle(id, entry.high_watermark);
         }
         if request.probe {
             return self.probed(request, first.offset, first.ts);
@@ -170,6 +218,61 @@ impl Engine {
         }
         self.take_in(id, chunk, entry.high_watermark);
         ReadResult::Progress
+    }
+
+    /// Whether the record before the position, which has this `ts`, is of another life than what was
+    /// read: each life lies above the former. What was passed over is below the cut, and a new life
+    /// above it as long as the doubt holds windows back.
+    fn is_later_life(&self, id: PartitionId, ts: Micros) -> bool {
+        let read = self.partition(id).last_ts;
+        if read == Micros::MIN {
+            ts >= self.cut
+        } else {
+            ts > read
+        }
+    }
+
+    /// Whether `request` reads at the start of a log whose life no id tells.
+    fn reads_from_start(&self, request: &ReadRequest) -> bool {
+        let partition = self.partition(request.id);
+        partition.id.is_none() && partition.flags.starts_here && !request.probe
+    }
+
+    /// Whether an answer shows an end at the position, below the watermark shown before.
+    fn ends_early(&self, id: PartitionId, entry: &FetchedEntry) -> bool {
+        let partition = self.partition(id);
+        partition.is_behind() && entry.high_watermark <= partition.position
+    }
+
+    /// The life that an answer about a partition without an id speaks of, as a pass would list it.
+    fn life_of(&self, id: PartitionId, entry: &FetchedEntry) -> ListedPartition {
+        ListedPartition {
+            name: self.partition(id).name.clone(),
+            id: None,
+            last_offset: entry.high_watermark - 1,
+            log_start: entry.log_start,
+            last_write_at: None,
+        }
+    }
+
+    /// The life that an answer speaks of is the one that is being read, up to `end`. Answers whether
+    /// that was in doubt.
+    fn settle(&mut self, id: PartitionId, end: i64) -> bool {
+        let partition = self.partition_mut(id);
+        if partition.id.is_none() {
+            partition.listed_end = partition.listed_end.max(end);
+        }
+        std::mem::take(&mut partition.flags.settling)
+    }
+
+    /// An answer says that nothing is left before the position: whichever life the log is of, it is
+    /// read from there.
+    fn begins_at(&mut self, id: PartitionId, entry: &FetchedEntry) {
+        let partition = self.partition_mut(id);
+        if entry.log_start == partition.position && !self.seeks.contains_key(&id) {
+            self.partition_mut(id).flags.starts_here = true;
+            self.settle(id, entry.high_watermark);
+        }
     }
 
     fn probed(&mut self, request: &ReadRequest, offset: i64, ts: Micros) -> ReadResult {
@@ -199,6 +302,7 @@ impl Engine {
         partition.position = from;
         partition.watermark = partition.watermark.max(from);
         partition.moved_at = now;
+        partition.flags.starts_here = false;
     }
 
     fn take_in(&mut self, id: PartitionId, mut chunk: Chunk, high_watermark: i64) {
@@ -222,6 +326,7 @@ impl Engine {
             .max(partition.position);
         partition.last_ts = partition.last_ts.max(last.ts);
         partition.moved_at = now;
+        partition.flags.starts_here = false;
         if partition.flags.skipping {
             let skipped = chunk.records().partition_point(|record| record.ts < cut) as u32;
             chunk.range.start += skipped;

@@ -58,6 +58,115 @@ fn without_ids_a_new_life_shows_by_a_last_offset_below_what_was_read() {
 }
 
 #[test]
+fn without_ids_a_longer_life_shows_by_the_record_before_the_position() {
+    let mut engine = engine(1_000);
+    let before = written(listed("a", 0, 1, None), 1_002);
+    pass(&mut engine, 1_010, &[before]);
+    read(&mut engine, "a", &[(0, 1_001), (1, 1_002)], 2);
+    let after = written(listed("a", 0, 3, None), 1_023);
+    pass(&mut engine, 1_030, std::slice::from_ref(&after));
+    let on = request(&mut engine, "a");
+    assert_eq!(on.offset, 1);
+    answer(&mut engine, &on, &[(1, 1_021), (2, 1_022), (3, 1_023)], 4);
+    pass(&mut engine, 1_030 + AGE, &[after]);
+    assert!(
+        engine.close(Press::None).is_none(),
+        "the new life is unread"
+    );
+    let records = [(0, 1_020), (1, 1_021), (2, 1_022), (3, 1_023)];
+    read(&mut engine, "a", &records, 4);
+    let window = window(&mut engine);
+    assert_eq!(offsets(&window), [("a".to_owned(), vec![0, 1, 0, 1, 2, 3])]);
+    assert!(window.lost.is_empty());
+}
+
+#[test]
+fn without_ids_a_life_as_long_as_the_former_is_looked_at_because_it_was_written_to() {
+    let mut engine = engine(1_000);
+    let before = written(listed("a", 0, 1, None), 1_002);
+    pass(&mut engine, 1_010, &[before]);
+    read(&mut engine, "a", &[(0, 1_001), (1, 1_002)], 2);
+    assert!(!engine.has_ready());
+    let after = written(listed("a", 0, 1, None), 1_021);
+    pass(&mut engine, 1_010 + AGE, &[after]);
+    // What it may hold unread lies above what was read.
+    assert_eq!(window(&mut engine).t_end, at(1_002));
+    let proof = request(&mut engine, "a");
+    assert_eq!(proof.offset, 1);
+    answer(&mut engine, &proof, &[(1, 1_021)], 2);
+    assert_eq!(request(&mut engine, "a").offset, 0);
+}
+
+#[test]
+fn without_ids_a_partition_that_was_written_to_and_lives_on_costs_one_look() {
+    let mut engine = engine(1_000);
+    let before = written(listed("a", 0, 1, None), 1_001);
+    pass(&mut engine, 1_010, &[before]);
+    read(&mut engine, "a", &[(0, 1_001), (1, 1_002), (2, 1_003)], 3);
+    let after = written(listed("a", 0, 2, None), 1_003);
+    pass(&mut engine, 1_010 + AGE, &[after]);
+    let proof = request(&mut engine, "a");
+    answer(&mut engine, &proof, &[(2, 1_003)], 3);
+    assert!(!engine.has_ready());
+    let window = window(&mut engine);
+    assert_eq!(offsets(&window), [("a".to_owned(), vec![0, 1, 2])]);
+}
+
+#[test]
+fn without_ids_an_answer_from_before_the_doubt_does_not_settle_it() {
+    let mut engine = engine(1_000);
+    pass(
+        &mut engine,
+        1_010,
+        &[written(listed("a", 0, 1, None), 1_002)],
+    );
+    read(&mut engine, "a", &[(0, 1_001), (1, 1_002)], 2);
+    for last in [1_004, 1_006] {
+        let page = [written(listed("a", 0, 1, None), last)];
+        pass(&mut engine, 1_020, &page);
+    }
+    let proof = request(&mut engine, "a");
+    pass(
+        &mut engine,
+        1_021,
+        &[written(listed("a", 0, 1, None), 1_015)],
+    );
+    answer(&mut engine, &proof, &[(1, 1_002)], 2);
+    assert!(engine.has_ready(), "it may be another life since");
+}
+
+#[test]
+fn without_ids_a_partition_that_is_back_after_a_full_pass_is_looked_at() {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_010, &[listed("a", 0, 1, None)]);
+    read(&mut engine, "a", &[(0, 1_001), (1, 1_002)], 2);
+    run_pass(&mut engine, 1_011, &[], true);
+    pass(&mut engine, 1_030, &[listed("a", 0, 1, None)]);
+    let proof = request(&mut engine, "a");
+    answer(&mut engine, &proof, &[(1, 1_021)], 2);
+    read(&mut engine, "a", &[(0, 1_020), (1, 1_021)], 2);
+    pass(&mut engine, 1_030 + AGE, &[]);
+    let window = window(&mut engine);
+    assert_eq!(offsets(&window), [("a".to_owned(), vec![0, 1, 0, 1])]);
+    assert!(window.lost.is_empty());
+}
+
+#[test]
+fn without_ids_an_answer_without_room_for_a_new_record_is_followed_by_a_request_for_that_alone() {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_010, &[listed("a", 0, 3, None)]);
+    read(&mut engine, "a", &[(0, 1_001), (1, 1_002)], 4);
+    let both = request(&mut engine, "a");
+    assert_eq!(both.offset, 1);
+    let result = answer(&mut engine, &both, &[(1, 1_002)], 4);
+    assert_eq!(result, ReadResult::Nothing);
+    let alone = request(&mut engine, "a");
+    assert_eq!(alone.offset, 2);
+    answer(&mut engine, &alone, &[(2, 1_003)], 4);
+    assert_eq!(request(&mut engine, "a").offset, 2);
+}
+
+#[test]
 fn a_page_asked_for_before_a_partition_was_read_says_nothing_of_its_life() {
     let mut engine = engine(1_000);
     pass(&mut engine, 1_010, &[listed("a", 0, 0, None)]);

@@ -113,12 +113,28 @@ fn read(
     high_watermark: i64,
 ) -> ReadResult {
     let request = request(engine, name);
+    let mut records = records.to_vec();
+    if request.overlap {
+        // The record before, of the same life.
+        records.insert(0, (request.offset, 0));
+    }
+    answer(engine, &request, &records, high_watermark)
+}
+
+/// Answers `request` with exactly `records`.
+fn answer(
+    engine: &mut Engine,
+    request: &ReadRequest,
+    records: &[(i64, i64)],
+    high_watermark: i64,
+) -> ReadResult {
     let batch = batch(records, &MemoryBudget::new(usize::MAX));
-    engine.read(
-        &request,
-        &batch,
-        &entry(records.len() as u32, high_watermark),
-    )
+    let entry = FetchedEntry {
+        // Where a request begins without a look at the record before, there is none.
+        log_start: if request.overlap { 0 } else { request.offset },
+        ..entry(records.len() as u32, high_watermark)
+    };
+    engine.read(request, &batch, &entry)
 }
 
 fn window(engine: &mut Engine) -> ClosedWindow {

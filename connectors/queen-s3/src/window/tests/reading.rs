@@ -125,7 +125,7 @@ fn what_is_shed_is_what_lies_furthest_ahead_and_it_is_read_again() {
     pass(
         &mut engine,
         1_100,
-        &[listed("a", 0, 3, None), listed("b", 0, 1, None)],
+        &[listed("a", 0, 3, Some(1)), listed("b", 0, 1, Some(2))],
     );
     read(
         &mut engine,
@@ -276,6 +276,8 @@ fn offsets_that_were_shown_and_vanish_from_the_end_hold_nothing_up() {
     pass(&mut engine, 1_010, &[listed("a", 0, 9, None)]);
     read(&mut engine, "a", &[(0, 1_001), (1, 1_002)], 10);
     pass(&mut engine, 1_010 + AGE, &[listed("a", 0, 1, None)]);
+    // Only a look at the last record tells that it is the same life.
+    read(&mut engine, "a", &[], 2);
     let window = window(&mut engine);
     assert_eq!(offsets(&window), [("a".to_owned(), vec![0, 1])]);
     assert_eq!(

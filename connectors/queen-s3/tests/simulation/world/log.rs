@@ -101,8 +101,6 @@ pub struct Queue {
     pub ended: BTreeSet<u128>,
     /// Whether it was deleted and is not made again yet.
     pub gone: bool,
-    /// Partitions that get no push: a new life without an id, until all of it is in the lake.
-    pub quiet: BTreeMap<Name, u128>,
 }
 
 #[derive(Debug)]
@@ -189,7 +187,7 @@ impl Log {
         let Some(found) = self.living(queue) else {
             return false;
         };
-        if found.quiet.contains_key(partition) || self.held.contains(&lock) {
+        if self.held.contains(&lock) {
             return false;
         }
         let last = found
@@ -320,8 +318,9 @@ impl Log {
         }
     }
 
-    /// Deletes a partition with everything in it, unless a transaction holds it.
-    pub fn delete_partition(&mut self, queue: &str, name: &Name) -> bool {
+    /// Deletes a partition with everything in it, unless a transaction holds it. No later `ts` is
+    /// less than `gap` µs above its greatest.
+    pub fn delete_partition(&mut self, queue: &str, name: &Name, gap: i64) -> bool {
         if self.held.contains(&(queue.to_owned(), Arc::clone(name))) {
             return false;
         }
@@ -331,31 +330,12 @@ impl Log {
         let Some(gone) = queue.partitions.remove(name) else {
             return false;
         };
-        self.floor = self.floor.max(gone.last_ts.saturating_add(1));
+        self.floor = self.floor.max(gone.last_ts.saturating_add(gap));
         for segment in &gone.segments {
             segment.mark_deleted(name, &mut queue.truth);
         }
         queue.ended.insert(gone.id.as_u128());
         true
-    }
-
-    /// Lets no push into a partition's life until all of it is in a lake.
-    pub fn keep_quiet(&mut self, queue: &str, name: &Name, life: u128) {
-        if let Some(queue) = self.queues.get_mut(queue) {
-            queue.quiet.insert(Arc::clone(name), life);
-        }
-    }
-
-    /// Lets pushes into what is in a lake again.
-    pub fn end_quiet(&mut self) {
-        for queue in self.queues.values_mut() {
-            let truth = &queue.truth;
-            queue.quiet.retain(|name, life| {
-                truth
-                    .iter()
-                    .any(|(key, truth)| key.1 == *name && truth.life == *life && !truth.settled())
-            });
-        }
     }
 
     /// Whether a partition lives its first life, or a lake has something of this one.
@@ -374,20 +354,12 @@ impl Log {
                 .any(|(_, truth)| truth.life == life && (truth.placed.is_some() || truth.announced))
     }
 
-    /// How long a partition is, when all of it is in a lake; else 0.
-    pub fn read_whole(&self, queue: &str, name: &Name) -> i64 {
-        let Some(queue) = self.living(queue) else {
-            return 0;
-        };
-        let Some(partition) = queue.partitions.get(name) else {
-            return 0;
-        };
-        let life = partition.id.as_u128();
-        let unread = queue
-            .truth
-            .iter()
-            .any(|(key, truth)| key.1 == *name && truth.life == life && truth.placed.is_none());
-        if unread { 0 } else { partition.next }
+    /// How many records a partition ever had in its present life.
+    pub fn length(&self, queue: &str, name: &Name) -> i64 {
+        let partition = self
+            .living(queue)
+            .and_then(|queue| queue.partitions.get(name));
+        partition.map_or(0, |partition| partition.next)
     }
 
     /// Makes a queue, for the first time or again.
@@ -396,7 +368,7 @@ impl Log {
     }
 
     /// Deletes a queue with everything in it, unless a transaction holds one of its partitions.
-    pub fn delete_queue(&mut self, queue: &str) -> bool {
+    pub fn delete_queue(&mut self, queue: &str, gap: i64) -> bool {
         if self.held.iter().any(|(held, _)| held == queue) || self.living(queue).is_none() {
             return false;
         }
@@ -405,11 +377,10 @@ impl Log {
             .map(|found| found.partitions.keys().cloned().collect())
             .unwrap_or_default();
         for name in names {
-            self.delete_partition(queue, &name);
+            self.delete_partition(queue, &name, gap);
         }
         if let Some(found) = self.queues.get_mut(queue) {
             found.gone = true;
-            found.quiet.clear();
         }
         true
     }
@@ -610,7 +581,7 @@ mod tests {
         let first = log.begin(NOW, false);
         assert!(log.insert(first, NOW, ("q", &partition), records(1), None));
         log.commit(first, || 1);
-        assert!(log.delete_partition("q", &partition));
+        assert!(log.delete_partition("q", &partition, 1));
         let second = log.begin(NOW - 60 * SECOND, false);
         assert!(log.insert(
             second,

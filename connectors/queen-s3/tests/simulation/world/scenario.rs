@@ -139,8 +139,7 @@ impl Scenario {
         });
         let ids = dice.chance(0.7);
         let partition_deletes = deletes && dice.chance(0.6);
-        // A broker that sends no ids cannot show a new life that has outgrown the former one.
-        let queue_deletes = deletes && ids && dice.chance(0.25);
+        let queue_deletes = deletes && dice.chance(0.25);
         let lease_ttl_s = dice.pick(&[1, 2, 5, 10, 30]);
         let trouble = dice.chance(0.75).then(|| dice.millis(10_000, 90_000));
         // A write that ends later than the lease that began it is only harmless while nothing
@@ -164,6 +163,14 @@ impl Scenario {
             dice.pick(&[0.02, 0.2])
         } else {
             0.0
+        };
+        // Without ids it is the promise that tells a life from the former one.
+        let lives_tell = ids || promise_breaks == 0.0;
+        // A fetch looks at the record before the one it wants, so it must bring two.
+        let fetch_records: &[i64] = if ids {
+            &[1, 3, 20, 10_000]
+        } else {
+            &[2, 3, 20, 10_000]
         };
         Self {
             epoch,
@@ -190,8 +197,8 @@ impl Scenario {
             masked: dice.pick(&[0.0, 0.0, 0.02, 0.3]),
             ids,
             retention,
-            partition_deletes,
-            queue_deletes,
+            partition_deletes: partition_deletes && lives_tell,
+            queue_deletes: queue_deletes && lives_tell,
             promise_breaks,
             clock_steps_back: dice.chance(0.2),
             clock_jump: dice.pick(&[0, 0, 0, 20_000_000, 200_000_000]),
@@ -201,7 +208,7 @@ impl Scenario {
             } else {
                 usize::try_from(dice.between(1, 7)).unwrap_or(1)
             },
-            fetch_records: usize::try_from(dice.pick(&[1, 3, 20, 10_000])).unwrap_or(1),
+            fetch_records: usize::try_from(dice.pick(fetch_records)).unwrap_or(2),
             call_records: usize::try_from(dice.pick(&[2, 10, 100, 100_000, 100_000])).unwrap_or(1),
             disasters: dice.chance(0.2),
             // A lease that goes while its owner puts an object lets two write the same one.
@@ -238,6 +245,14 @@ impl Scenario {
             },
             earliest: dice.chance(0.5),
         }
+    }
+}
+
+impl Scenario {
+    /// How far a life of a partition begins at least above the former one's end, µs. Where no id
+    /// tells them apart, `lastWriteAt`, in whole seconds, must do so.
+    pub fn lives_apart(&self) -> i64 {
+        if self.ids { 1 } else { 1_000_000 }
     }
 }
 
