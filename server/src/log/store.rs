@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::broker::Broker;
 use crate::error::{ApiError, describe};
-use crate::limits::{INLINE_WORK_BYTES, PUSH_ATTEMPTS, RECENT_MOST_UNKNOWN};
+use crate::limits::{INLINE_WORK_BYTES, PUSH_ATTEMPTS, RECENT_MOST_UNKNOWN, RECENT_UNKNOWN_PER_ID};
 use crate::log::push::{Assigned, PreparedPush, prepare_without};
 use crate::log::repeats::{Asked, Earlier, Outcome};
 use crate::log::seal::Vault;
@@ -49,14 +49,14 @@ pub async fn store(
         };
         let unmarked = push.unmarked(tenant, repeats);
         let secret = push.queues_by_seal(true);
+        let key = vault.key().map(Arc::as_ref);
+        let marks = push.marks(tenant, repeats, key);
         // Who reads what others push meanwhile may never be done.
         let most_unknown = if attempt < PUSH_ATTEMPTS {
-            RECENT_MOST_UNKNOWN
+            RECENT_MOST_UNKNOWN.max(marks.ids.len() as i64 * RECENT_UNKNOWN_PER_ID)
         } else {
             i64::MAX
         };
-        let key = vault.key().map(Arc::as_ref);
-        let marks = push.marks(tenant, repeats, key);
         let asked = Asked::of(&client, repeats, tenant, &push, marks).await?;
         let outcome = write(
             &client,
