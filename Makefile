@@ -34,7 +34,7 @@ demo:
 test:
 	@scripts/setup run test
 	cargo build --locked --manifest-path $(SINK)/Cargo.toml
-	cargo nextest run --locked --manifest-path $(SINK)/Cargo.toml
+	PYTHON='$(VENV)/bin/python' cargo nextest run --locked --manifest-path $(SINK)/Cargo.toml
 	cargo build --locked --workspace --bins
 	QUEEN_S3_BIN='$(CURDIR)/$(SINK)/target/debug/queen-s3' PYTHON='$(VENV)/bin/python' \
 	  cargo nextest run --locked --workspace

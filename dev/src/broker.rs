@@ -1,5 +1,6 @@
 //! The broker as a real process.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
@@ -76,7 +77,12 @@ impl Broker {
 
     /// `http://127.0.0.1:<port>`.
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        format!("http://{}", self.address())
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
     /// A client of this broker.
@@ -99,6 +105,13 @@ impl Broker {
         self.process.as_ref().and_then(Process::status)
     }
 
+    /// Sends `signal` if it runs.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(process) = &self.process {
+            process.signal(signal);
+        }
+    }
+
     /// Kills the broker with SIGKILL.
     pub fn kill(&mut self) {
         self.process = None;
@@ -117,19 +130,10 @@ impl Broker {
         Ok(())
     }
 
-    /// Starts the broker again, on the port that it had.
+    /// Starts the broker again, on the port that it had, and waits until it is healthy.
     pub async fn start_again(&mut self) -> Result<()> {
-        self.process = None;
         let mark = self.logs.mark();
-        let mut variables = self.variables.clone();
-        variables.push(("PORT".into(), self.port.to_string()));
-        let program = broker_binary()?;
-        let process = match &self.own_database {
-            Some(place) => {
-                Process::start_in(place, "queen", &program, &["--dev"], &variables, &self.logs)?
-            }
-            None => Process::start("queen", &program, &[], &variables, &self.logs)?,
-        };
+        let process = self.spawn()?;
         let port = process.listening_port(mark, START_LIMIT).await?;
         if port != self.port {
             self.port = port;
@@ -144,5 +148,26 @@ impl Broker {
         .context("the broker did not become healthy")?;
         self.process = Some(process);
         Ok(())
+    }
+
+    /// Starts the broker again, on the port that it had, and waits for nothing: it may well end at
+    /// once, where its database is away.
+    pub fn launch_again(&mut self) -> Result<()> {
+        self.process = Some(self.spawn()?);
+        Ok(())
+    }
+
+    /// A new process in the place of the one that there is, which ends first.
+    fn spawn(&mut self) -> Result<Process> {
+        self.process = None;
+        let mut variables = self.variables.clone();
+        variables.push(("PORT".into(), self.port.to_string()));
+        let program = broker_binary()?;
+        match &self.own_database {
+            Some(place) => {
+                Process::start_in(place, "queen", &program, &["--dev"], &variables, &self.logs)
+            }
+            None => Process::start("queen", &program, &[], &variables, &self.logs),
+        }
     }
 }

@@ -87,8 +87,13 @@ struct RawRecord {
 impl BrokerClient {
     /// A client of the broker at `url`.
     pub fn new(url: &str) -> Result<Self> {
+        Self::impatient(url, CALL_LIMIT)
+    }
+
+    /// A client of the broker at `url` that gives a call up after `limit`.
+    pub fn impatient(url: &str, limit: Duration) -> Result<Self> {
         let http = reqwest::Client::builder()
-            .timeout(CALL_LIMIT)
+            .timeout(limit)
             .no_proxy()
             .build()?;
         Ok(Self {

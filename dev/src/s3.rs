@@ -58,6 +58,11 @@ impl S3Server {
         format!("http://{}", self.address)
     }
 
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// The access key id that the server accepts.
     pub fn access_key(&self) -> &str {
         &self.access_key

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use private_postgres::Signal;
 use tokio::sync::OnceCell;
 
 use crate::binaries::sink_binary;
-use crate::limits::START_LIMIT;
+use crate::limits::{START_LIMIT, VERIFY_LIMIT};
 use crate::logs::Logs;
 use crate::process::Process;
 
@@ -157,6 +157,25 @@ impl Sink {
             .with_context(|| format!("GET {path}"))?;
         Ok((answer.status().as_u16(), answer.text().await?))
     }
+}
+
+/// Lets `queen-s3 verify` prove the lake of a sink with these variables. What it prints goes to
+/// `<folder>/<log>.log`.
+///
+/// # Errors
+///
+/// When it finds anything, with its last lines.
+pub async fn verify(variables: &[(String, String)], folder: &Path, log: &str) -> Result<()> {
+    let logs = Logs::new(&folder.join(format!("{log}.log")))?;
+    let program = sink_binary()?;
+    let process = Process::start("queen-s3 verify", &program, &["verify"], variables, &logs)?;
+    let status = process.ended(VERIFY_LIMIT).await?;
+    ensure!(
+        status.success(),
+        "queen-s3 verify ended with {status}:{}",
+        logs.tail()
+    );
+    Ok(())
 }
 
 /// A Prometheus text exposition.

@@ -1,11 +1,14 @@
-//! The bucket over the S3 API, against a server that checks signatures and digests.
+//! The bucket over the S3 API, against two servers that share no code: one over a folder, which
+//! checks signatures and digests, and `moto`, which checks neither. What both must hold is a promise
+//! below; each is a test of its own at the first, and all are one test at the second.
 
-use std::path::PathBuf;
+mod moto;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
 use md5::{Digest, Md5};
@@ -24,11 +27,38 @@ use queen_s3::observe::status::Status;
 
 const BUCKET: &str = "my-lake";
 
-/// A store over a folder.
+use self::moto::Moto;
+
+/// A bucket at one of the servers.
 struct Store {
-    folder: TempDir,
     options: S3Options,
-    task: JoinHandle<()>,
+    server: Server,
+}
+
+enum Server {
+    Folder {
+        folder: TempDir,
+        task: JoinHandle<()>,
+    },
+    Moto(Arc<Moto>),
+}
+
+fn options(endpoint: String) -> S3Options {
+    S3Options {
+        endpoint,
+        region: "us-east-1".into(),
+        bucket: BUCKET.into(),
+        access_key: Secret::new("the-key-id"),
+        secret_key: Secret::new("the-s3cret"),
+        path_style: true,
+        sse: Sse::Unset,
+        status: Arc::new(Status::default()),
+        mid_upload: None,
+        timeouts: S3Timeouts {
+            stall: Duration::from_secs(20),
+            ..S3Timeouts::default()
+        },
+    }
 }
 
 impl Store {
@@ -40,21 +70,7 @@ impl Store {
         service.set_auth(SimpleAuth::from_single("the-key-id", "the-s3cret"));
         let service = service.build();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let options = S3Options {
-            endpoint: format!("http://{}", listener.local_addr().expect("it is bound")),
-            region: "us-east-1".into(),
-            bucket: BUCKET.into(),
-            access_key: Secret::new("the-key-id"),
-            secret_key: Secret::new("the-s3cret"),
-            path_style: true,
-            sse: Sse::Unset,
-            status: Arc::new(Status::default()),
-            mid_upload: None,
-            timeouts: S3Timeouts {
-                stall: Duration::from_secs(20),
-                ..S3Timeouts::default()
-            },
-        };
+        let address = listener.local_addr().expect("it is bound");
         let task = tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 let service = service.clone();
@@ -68,9 +84,23 @@ impl Store {
             }
         });
         Self {
-            folder,
+            options: options(format!("http://{address}")),
+            server: Server::Folder { folder, task },
+        }
+    }
+
+    /// A bucket `name` of its own at `moto`.
+    async fn at(moto: &Arc<Moto>, name: &str) -> Self {
+        let made = reqwest::Client::new()
+            .put(format!("{}/{name}", moto.endpoint))
+            .send();
+        let made = made.await.expect("an answer");
+        assert!(made.status().is_success(), "{made:?}");
+        let mut options = options(moto.endpoint.clone());
+        options.bucket = name.into();
+        Self {
             options,
-            task,
+            server: Server::Moto(Arc::clone(moto)),
         }
     }
 
@@ -78,8 +108,48 @@ impl Store {
         S3Bucket::new(self.options.clone())
     }
 
-    fn path(&self, key: &str) -> PathBuf {
-        self.folder.path().join(BUCKET).join(key)
+    /// What is stored under `key`, seen without the S3 client.
+    async fn stored(&self, key: &str) -> Vec<u8> {
+        match &self.server {
+            Server::Folder { folder, .. } => {
+                std::fs::read(folder.path().join(BUCKET).join(key)).expect("a file")
+            }
+            Server::Moto(moto) => {
+                let path = format!("{}/{key}", self.options.bucket).replace('%', "%25");
+                // It lets nobody read without a name, and asks for no proof of it.
+                let name = "AWS4-HMAC-SHA256 Credential=any/20260904/us-east-1/s3/aws4_request, \
+                            SignedHeaders=host, Signature=none";
+                let answer = reqwest::Client::new()
+                    .get(format!("{}/{path}", moto.endpoint))
+                    .header("authorization", name)
+                    .send();
+                let answer = answer.await.expect("an answer").error_for_status();
+                let content = answer.expect("it is there").bytes().await;
+                content.expect("a whole object").to_vec()
+            }
+        }
+    }
+
+    /// Stores so many small objects in a folder of keys.
+    async fn store_many(&self, count: usize) {
+        let bucket = self.bucket();
+        match &self.server {
+            Server::Folder { folder, .. } => {
+                let folder = folder.path().join(BUCKET).join("queen/l");
+                std::fs::create_dir_all(&folder).expect("a folder");
+                for n in 0..count {
+                    std::fs::write(folder.join(format!("{n:04}")), b"x").expect("a file");
+                }
+            }
+            Server::Moto(_) => {
+                let puts = (0..count).map(|n| {
+                    let (bucket, key) = (&bucket, format!("queen/l/{n:04}"));
+                    async move { bucket.put(&key, body(&[b"x"])).await }
+                });
+                let puts = futures::stream::iter(puts).buffer_unordered(8);
+                puts.try_collect::<Vec<()>>().await.expect("they are taken");
+            }
+        }
     }
 
     fn counted(&self) -> Vec<(&'static str, u16, u64)> {
@@ -89,7 +159,9 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        self.task.abort();
+        if let Server::Folder { task, .. } = &self.server {
+            task.abort();
+        }
     }
 }
 
@@ -110,9 +182,7 @@ async fn content(bucket: &S3Bucket, key: &str) -> Option<Vec<u8>> {
     Some(content)
 }
 
-#[tokio::test]
-async fn an_object_of_pieces_comes_back_whole() {
-    let store = Store::start().await;
+async fn pieces_come_back_whole(store: Store) {
     let bucket = store.bucket();
     let key = "queen/a/queue=or%20ders/dt=2026-09-04/hour=10/w-0000000001-1-2.jsonl";
     assert_eq!(content(&bucket, key).await, None);
@@ -123,10 +193,7 @@ async fn an_object_of_pieces_comes_back_whole() {
         .await
         .expect("it is taken");
 
-    assert_eq!(
-        std::fs::read(store.path(key)).expect("a file"),
-        b"one\ntwo\n"
-    );
+    assert_eq!(store.stored(key).await, b"one\ntwo\n");
     assert_eq!(
         content(&bucket, key).await.as_deref(),
         Some(&b"one\ntwo\n"[..])
@@ -142,9 +209,7 @@ async fn an_object_of_pieces_comes_back_whole() {
     assert_eq!(content(&bucket, key).await, None);
 }
 
-#[tokio::test]
-async fn an_empty_object_is_an_object() {
-    let store = Store::start().await;
+async fn empty_objects(store: Store) {
     let bucket = store.bucket();
     bucket
         .put("queen/empty", body(&[]))
@@ -156,9 +221,7 @@ async fn an_empty_object_is_an_object() {
     );
 }
 
-#[tokio::test]
-async fn every_request_is_counted_by_operation_and_status() {
-    let store = Store::start().await;
+async fn requests_are_counted(store: Store) {
     let bucket = store.bucket();
     bucket.put("a", body(&[b"x"])).await.expect("it is taken");
     bucket.head("b").await.expect("an answer");
@@ -173,55 +236,9 @@ async fn every_request_is_counted_by_operation_and_status() {
             ("put", 200, 1)
         ]
     );
-    store.task.abort();
 }
 
-#[tokio::test]
-async fn a_digest_that_does_not_fit_is_refused_by_the_store() {
-    let store = Store::start().await;
-    let bad = ObjectBody {
-        md5: [7; 16],
-        ..body(&[b"x"])
-    };
-    let error = store.bucket().put("a", bad).await.expect_err("refused");
-    let BucketErrorKind::Refused {
-        status: 400, code, ..
-    } = &error.kind
-    else {
-        panic!("{error}");
-    };
-    assert_eq!(code, "BadDigest");
-}
-
-#[tokio::test]
-async fn parts_become_one_object() {
-    let store = Store::start().await;
-    let bucket = store.bucket();
-    let first = Bytes::from(vec![b'1'; 5 * MIB]);
-    let second = Bytes::from_static(b"2");
-    let id = bucket.create_multipart("queen/m").await.expect("an id");
-    // Parts may go up in any order.
-    let two = bucket
-        .upload_part("queen/m", &id, 2, second.clone())
-        .await
-        .expect("a part");
-    let one = bucket
-        .upload_part("queen/m", &id, 1, first.clone())
-        .await
-        .expect("a part");
-    bucket
-        .complete_multipart("queen/m", &id, &[one, two])
-        .await
-        .expect("it is complete");
-    assert_eq!(
-        content(&bucket, "queen/m").await,
-        Some([first, second].concat())
-    );
-}
-
-#[tokio::test]
-async fn an_upload_that_was_given_up_is_gone() {
-    let store = Store::start().await;
+async fn given_up_uploads_are_gone(store: Store) {
     let bucket = store.bucket();
     let id = bucket.create_multipart("queen/m").await.expect("an id");
     bucket
@@ -239,14 +256,9 @@ async fn an_upload_that_was_given_up_is_gone() {
     assert_eq!(content(&bucket, "queen/m").await, None);
 }
 
-#[tokio::test]
-async fn a_long_listing_comes_in_pages_of_sorted_keys() {
-    let store = Store::start().await;
+async fn listings_come_in_pages(store: Store) {
     let bucket = store.bucket();
-    std::fs::create_dir_all(store.path("queen/l")).expect("a folder");
-    for n in 0..1_005 {
-        std::fs::write(store.path(&format!("queen/l/{n:04}")), b"x").expect("a file");
-    }
+    store.store_many(1_005).await;
     let first = bucket.list("queen/l/", None).await.expect("a page");
     let next = first.next.clone().expect("there is more");
     let second = bucket.list("queen/l/", Some(&next)).await.expect("a page");
@@ -258,9 +270,7 @@ async fn a_long_listing_comes_in_pages_of_sorted_keys() {
     assert_eq!(second.keys[0], "queen/l/1000");
 }
 
-#[tokio::test]
-async fn the_hook_in_mid_upload_comes_once_with_the_key_and_at_half() {
-    let mut store = Store::start().await;
+async fn the_hook_comes_once(mut store: Store) {
     let calls = Arc::new(Mutex::new(Vec::new()));
     store.options.mid_upload = Some({
         let calls = Arc::clone(&calls);
@@ -292,15 +302,112 @@ async fn the_hook_in_mid_upload_comes_once_with_the_key_and_at_half() {
     );
 }
 
+async fn probes_pass(store: Store) {
+    store.bucket().probe("queen").await.expect("it passes");
+    let all = store.bucket().list("", None).await.expect("a page");
+    assert_eq!(all.keys, [""; 0]);
+    let counted = store.counted();
+    let heads: Vec<_> = counted.iter().filter(|(op, ..)| *op == "head").collect();
+    assert_eq!(heads, [&("head", 200, 1), &("head", 404, 1)]);
+}
+
+/// Whether a completion came to pass, as the sink finds out: where the answer does not read, by a
+/// look at the object.
+async fn completed(store: &Store, key: &str, id: &str, etags: &[String], size: u64) -> bool {
+    let bucket = store.bucket();
+    match bucket.complete_multipart(key, id, etags).await {
+        Ok(()) => true,
+        Err(error) => {
+            assert!(
+                matches!(error.kind, BucketErrorKind::Transport(_)),
+                "{error}"
+            );
+            let info = bucket.head(key).await.expect("an answer");
+            info.expect("it is there").size == size
+        }
+    }
+}
+
+async fn parts_are_put_together(store: Store) {
+    let bucket = store.bucket();
+    let (first, second) = (vec![b'1'; PART_BYTES], b"2".to_vec());
+    let id = bucket.create_multipart("queen/m").await.expect("an id");
+    let mut etags = Vec::new();
+    for (number, part) in [(2, &second), (1, &first)] {
+        let etag = bucket.upload_part("queen/m", &id, number, part.clone().into());
+        etags.insert(0, etag.await.expect("a part"));
+    }
+    let size = (first.len() + second.len()) as u64;
+    assert!(completed(&store, "queen/m", &id, &etags, size).await);
+    let whole = content(&bucket, "queen/m").await;
+    assert!(whole == Some([first, second].concat()));
+}
+
+/// A server that takes any digest is found out by the ETag that it answers.
+async fn other_bytes_are_found_out(store: Store) {
+    let bad = ObjectBody {
+        md5: [7; 16],
+        ..body(&[b"x"])
+    };
+    let error = store.bucket().put("a", bad).await.expect_err("refused");
+    let found_out = match &error.kind {
+        BucketErrorKind::Integrity(_) => true,
+        BucketErrorKind::Refused { code, .. } => code == "BadDigest",
+        _ => false,
+    };
+    assert!(found_out, "{error}");
+}
+
+#[tokio::test]
+async fn an_object_of_pieces_comes_back_whole() {
+    pieces_come_back_whole(Store::start().await).await;
+}
+
+#[tokio::test]
+async fn an_empty_object_is_an_object() {
+    empty_objects(Store::start().await).await;
+}
+
+#[tokio::test]
+async fn every_request_is_counted_by_operation_and_status() {
+    requests_are_counted(Store::start().await).await;
+}
+
+#[tokio::test]
+async fn an_upload_that_was_given_up_is_gone() {
+    given_up_uploads_are_gone(Store::start().await).await;
+}
+
+#[tokio::test]
+async fn a_long_listing_comes_in_pages_of_sorted_keys() {
+    listings_come_in_pages(Store::start().await).await;
+}
+
+#[tokio::test]
+async fn the_hook_in_mid_upload_comes_once_with_the_key_and_at_half() {
+    the_hook_comes_once(Store::start().await).await;
+}
+
 #[tokio::test]
 async fn a_probe_passes_on_an_empty_bucket_and_writes_nothing() {
+    probes_pass(Store::start().await).await;
+}
+
+#[tokio::test]
+async fn a_digest_that_does_not_fit_is_refused_by_the_store() {
     let store = Store::start().await;
-    store.bucket().probe("queen").await.expect("it passes");
-    assert_eq!(
-        std::fs::read_dir(store.path("")).expect("a folder").count(),
-        0
-    );
-    assert_eq!(store.counted(), [("head", 200, 1), ("head", 404, 1)]);
+    let bad = ObjectBody {
+        md5: [7; 16],
+        ..body(&[b"x"])
+    };
+    let error = store.bucket().put("a", bad).await.expect_err("refused");
+    let BucketErrorKind::Refused {
+        status: 400, code, ..
+    } = &error.kind
+    else {
+        panic!("{error}");
+    };
+    assert_eq!(code, "BadDigest");
 }
 
 #[tokio::test]
@@ -335,23 +442,25 @@ async fn a_probe_tells_a_missing_bucket_from_a_wrong_secret_and_from_nobody_ther
 }
 
 #[tokio::test]
-async fn a_part_of_full_size_goes_up() {
-    let store = Store::start().await;
-    let bucket = store.bucket();
-    let part = Bytes::from(vec![b'p'; PART_BYTES]);
-    let id = bucket.create_multipart("queen/big").await.expect("an id");
-    let etag = bucket
-        .upload_part("queen/big", &id, 1, part)
-        .await
-        .expect("a part");
-    bucket
-        .complete_multipart("queen/big", &id, &[etag])
-        .await
-        .expect("it is complete");
-    let info = bucket
-        .head("queen/big")
-        .await
-        .expect("an answer")
-        .expect("it is there");
-    assert_eq!(info.size, PART_BYTES as u64);
+async fn another_server_keeps_every_promise() {
+    let moto = Arc::new(Moto::start());
+    let at = async |name: &str| Store::at(&moto, name).await;
+    pieces_come_back_whole(at("pieces").await).await;
+    empty_objects(at("empty").await).await;
+    requests_are_counted(at("counted").await).await;
+    given_up_uploads_are_gone(at("given-up").await).await;
+    listings_come_in_pages(at("listing").await).await;
+    the_hook_comes_once(at("hook").await).await;
+    probes_pass(at("probe").await).await;
+    parts_are_put_together(at("parts").await).await;
+    other_bytes_are_found_out(at("digest").await).await;
+    let mut missing = at("there").await;
+    missing.options.bucket = "not-there".into();
+    let error = missing.bucket().probe("queen").await.expect_err("it fails");
+    assert!(matches!(error, ProbeError::MissingBucket { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn parts_become_one_object() {
+    parts_are_put_together(Store::start().await).await;
 }

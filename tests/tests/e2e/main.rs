@@ -10,6 +10,7 @@ mod faults;
 mod main_job;
 mod outage;
 mod payloads;
+mod second_store;
 mod sharing;
 mod transfer;
 
