@@ -4,6 +4,7 @@ mod boot;
 mod broker;
 mod clients;
 mod crash;
+mod crash_matrix;
 mod demo;
 mod embedded;
 mod faults;
