@@ -6,12 +6,13 @@ VENV := $(CURDIR)/.venv
 export PATH := $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate fuzz mutants bench bench-steps lint audit fmt build clean
+.PHONY: help demo test simulate chaos fuzz mutants bench bench-steps lint audit fmt build clean
 
 help:
 	@echo 'make demo   start everything, push 100,000 events, check the lake'
 	@echo 'make test   every test, with real processes'
 	@echo 'make simulate SEEDS=1000   that many histories of faults, in virtual time'
+	@echo 'make chaos MINUTES=10   real processes under faults of every kind, then every record counted'
 	@echo 'make fuzz SECONDS=60   changed bytes for everything that reads foreign ones, so long each'
 	@echo 'make mutants   planted bugs, and how many seeds the simulation needs to find each'
 	@echo 'make bench  the whole deployment, measured against the work that it cannot avoid'
@@ -46,9 +47,18 @@ simulate:
 	QUEEN_SIM_SEEDS=$(SEEDS) cargo test --locked --manifest-path $(SINK)/Cargo.toml \
 	  --test simulation whatever_happens -- --nocapture
 
+MINUTES ?= 10
 SECONDS ?= 60
 # Another one every time, printed by the run; SEED=7 repeats one.
 SEED ?= $(shell date +%s)
+
+chaos:
+	@scripts/setup run
+	cargo build --locked --manifest-path $(SINK)/Cargo.toml
+	cargo build --locked --workspace --bins
+	QUEEN_S3_BIN='$(CURDIR)/$(SINK)/target/debug/queen-s3' PYTHON='$(VENV)/bin/python' \
+	  QUEEN_CHAOS_MINUTES=$(MINUTES) QUEEN_CHAOS_SEED=$(SEED) \
+	  cargo test --locked --workspace --test e2e chaos_loses -- --nocapture
 
 fuzz:
 	@scripts/setup build

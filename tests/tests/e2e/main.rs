@@ -2,6 +2,7 @@
 
 mod boot;
 mod broker;
+mod chaos;
 mod clients;
 mod crash;
 mod crash_matrix;
