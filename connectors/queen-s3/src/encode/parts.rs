@@ -10,6 +10,9 @@ use sha2::{Digest, Sha256};
 use super::ObjectSummary;
 use crate::limits::PART_BYTES;
 
+/// Room for an object whose length is not expected to be more.
+const LEAST_ROOM: usize = 4 << 10;
+
 /// Collects an object's bytes. Every part but the last is exactly [`PART_BYTES`] long.
 pub(super) struct Parts {
     /// The part being filled: `filled` bytes of it are the object's.
@@ -42,7 +45,9 @@ impl Parts {
         write: impl FnOnce(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<()> {
         if self.filled == self.part.len() {
-            self.part.resize(PART_BYTES, 0);
+            // Step by step: a small object that is longer than expected must not hold a whole part.
+            let room = (self.filled * 2).clamp(LEAST_ROOM, PART_BYTES);
+            self.part.resize(room, 0);
         }
         let written = write(&mut self.part[self.filled..])?;
         let fresh = &self.part[self.filled..self.filled + written];

@@ -2,7 +2,7 @@
 //! after each write to the bucket and to the key/value store a checker looks whether the lake is
 //! still whole.
 //!
-//! `QUEEN_SIM_SEEDS=n` runs the first n seeds (250 by default) and `QUEEN_SIM_FIRST=m` starts at
+//! `QUEEN_SIM_SEEDS=n` runs the first n seeds (500 by default) and `QUEEN_SIM_FIRST=m` starts at
 //! another one; `QUEEN_SIM_SEED=s` replays one and prints its events.
 
 mod world;
@@ -15,7 +15,7 @@ use std::thread;
 use world::run::{Broken, Report, run};
 
 /// Seeds of an ordinary run.
-const SEEDS: u64 = 250;
+const SEEDS: u64 = 500;
 /// Seeds that broke once, and what they met; every run of the first seeds has them too. A history
 /// changes with everything that draws from its dice, so that planted bugs, in `mutations`, are what
 /// shows that the simulation still finds them.

@@ -1,5 +1,6 @@
 //! Calls between a process and the world, and everything that can happen to one.
 
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,7 +41,8 @@ pub struct Process {
     doomed: AtomicBool,
     /// A checkpoint was just written: what follows is its list of older ones.
     checkpointed: AtomicBool,
-    leases: Mutex<Vec<(String, Duration)>>,
+    /// When the latest applied lease write of each queue was sent.
+    leases: Mutex<BTreeMap<String, Duration>>,
 }
 
 /// Why a call brought no answer.
@@ -86,7 +88,10 @@ impl Process {
 
     /// Notes that a lease write of this process for `queue`, sent at `sent`, has been applied.
     pub fn lease_applied(&self, queue: &str, sent: Duration) {
-        self.leases(|leases| leases.push((queue.to_owned(), sent)));
+        self.leases(|leases| {
+            let latest = leases.entry(queue.to_owned()).or_default();
+            *latest = sent.max(*latest);
+        });
     }
 
     /// Notes that this process knows a checkpoint of its own to be written.
@@ -101,16 +106,10 @@ impl Process {
 
     /// When the latest applied lease write for `queue` was sent.
     pub fn lease_sent(&self, queue: &str) -> Option<Duration> {
-        self.leases(|leases| {
-            leases
-                .iter()
-                .filter(|(held, _)| held == queue)
-                .map(|(_, sent)| *sent)
-                .max()
-        })
+        self.leases(|leases| leases.get(queue).copied())
     }
 
-    fn leases<T>(&self, with: impl FnOnce(&mut Vec<(String, Duration)>) -> T) -> T {
+    fn leases<T>(&self, with: impl FnOnce(&mut BTreeMap<String, Duration>) -> T) -> T {
         with(&mut self.leases.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
