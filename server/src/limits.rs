@@ -236,10 +236,9 @@ pub const RECENT_BYTES: usize = 128 * MIB;
 pub const RECENT_LEAST_IDS: usize = 64;
 /// A partition with fewer ids is forgotten without more ado when there is no room: they are soon read.
 pub const RECENT_FEW_IDS: usize = 512;
-/// Unknown ids of a push's partitions that are compared while these are locked, or so many times its own
-/// ids; more are read first.
+/// Unknown ids of a push's partitions that are compared while these are locked; more are read first.
 pub const RECENT_MOST_UNKNOWN: i64 = 8_000;
-/// See above: the pushes before this one in the line may be as large as it is.
+/// So many per id of the push are compared in any case: the pushes before it in the line may be as large.
 pub const RECENT_UNKNOWN_PER_ID: i64 = 8;
 /// A window's ids are forgotten in so many parts.
 pub const RECENT_PARTS: i64 = 8;

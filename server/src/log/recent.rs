@@ -300,6 +300,7 @@ impl View {
             state.add(ids, written.at, written.expires);
             if written.unknown == 0 {
                 state.reach(written.at.1);
+                state.behind &= !state.ahead.is_empty();
             } else {
                 state.reach_over(written.at);
                 state.behind =
@@ -457,9 +458,6 @@ impl State {
             }
             self.upto = self.upto.max(end);
             self.ahead.pop_first();
-        }
-        if self.ahead.is_empty() {
-            self.behind = false;
         }
     }
 

@@ -11,7 +11,9 @@ use uuid::Uuid;
 
 use crate::broker::Broker;
 use crate::error::{ApiError, describe};
-use crate::limits::{INLINE_WORK_BYTES, PUSH_ATTEMPTS, RECENT_MOST_UNKNOWN, RECENT_UNKNOWN_PER_ID};
+use crate::limits::{
+    INLINE_WORK_BYTES, PUSH_ATTEMPTS, RECENT_LEAST_IDS, RECENT_MOST_UNKNOWN, RECENT_UNKNOWN_PER_ID,
+};
 use crate::log::push::{Assigned, PreparedPush, prepare_without};
 use crate::log::repeats::{Asked, Earlier, Outcome};
 use crate::log::seal::Vault;
@@ -53,7 +55,11 @@ pub async fn store(
         let marks = push.marks(tenant, repeats, key);
         // Who reads what others push meanwhile may never be done.
         let most_unknown = if attempt < PUSH_ATTEMPTS {
-            RECENT_MOST_UNKNOWN.max(marks.ids.len() as i64 * RECENT_UNKNOWN_PER_ID)
+            // What is not worth remembering is compared, however many partitions it is in.
+            let few = push.queues.len() * RECENT_LEAST_IDS;
+            RECENT_MOST_UNKNOWN
+                .max(marks.ids.len() as i64 * RECENT_UNKNOWN_PER_ID)
+                .max(few as i64)
         } else {
             i64::MAX
         };

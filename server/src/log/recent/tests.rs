@@ -272,6 +272,22 @@ fn answers_out_of_order_leave_nothing_unknown() {
 }
 
 #[test]
+fn ids_are_missing_until_all_of_them_were_read() {
+    let (recent, mut database) = (Recent::default(), Database::new());
+    let pushed = push(&Recent::default(), &mut database, 0..100);
+    recent.fall_behind(QUEUE.0, QUEUE.1, QUEUE.2, &pushed);
+    let known = || recent.look(QUEUE.0, QUEUE.1, QUEUE.2, &[id(1)]);
+    let view = Arc::clone(known().behind().expect("a view that lacks ids"));
+    let ids: Vec<Uuid> = (0..50).map(id).collect();
+    view.load(&ids, (0, 50), pushed.expires);
+    // There may be another page.
+    assert_eq!(view.missing(), Some(50));
+    view.loaded();
+    assert!(known().behind().is_none());
+    assert_eq!(known().ranges, [(0, 50), (50, NO_END)]);
+}
+
+#[test]
 fn what_is_remembered_is_bounded_and_the_ids_of_few_partitions_go_to_the_index() {
     let recent = Recent::bounded(100_000);
     let server = at(1);
