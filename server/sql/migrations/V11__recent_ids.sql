@@ -197,7 +197,8 @@ END
 $$;
 
 -- Moves about p_ids of a partition's recent ids, the oldest ones, below p_below, to where each is found by
--- itself. Gives back how many rows that were. A push that looks at the recent ones first finds an id here or there.
+-- itself. A push that looks at the recent ones first finds an id here or there. Gives back how many rows it
+-- found there, those that others took from under it included: with 0, and only then, none is left.
 CREATE FUNCTION queen.index_ids(p_partition bigint, p_below bigint, p_ids bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -233,7 +234,7 @@ BEGIN
         SET record_offset = excluded.record_offset, expires_at = excluded.expires_at
         WHERE t.expires_at < excluded.expires_at
     )
-    SELECT count(*) INTO v_rows FROM gone;
+    SELECT count(*) INTO v_rows FROM oldest;
     RETURN v_rows;
 END
 $$;

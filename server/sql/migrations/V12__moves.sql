@@ -197,6 +197,14 @@ BEGIN
     IF NOT v_group.met THEN
         PERFORM queen.meet(v_group.id, v_queue, 500);
         SELECT NOT g.met INTO again FROM queen.groups g WHERE g.id = v_group.id;
+        IF NOT FOUND THEN
+            -- Deleted meanwhile, by itself or with its queue.
+            known := EXISTS (SELECT 1 FROM queen.queues q WHERE q.id = v_queue AND q.tenant IS NOT NULL);
+            group_id := NULL;
+            again := false;
+            RETURN NEXT;
+            RETURN;
+        END IF;
     END IF;
     v_now := clock_timestamp();
     IF p_partition IS NOT NULL THEN

@@ -92,7 +92,8 @@ pub async fn take(
             return Ok(Taken {
                 rows,
                 group,
-                again: last.get(12),
+                // It does not say where what it looked at went away under it: the pop looks again soon.
+                again: last.get::<_, Option<bool>>(12).unwrap_or(false),
                 wake: last
                     .get::<_, Option<i64>>(13)
                     .map(|millis| Duration::from_millis(millis.max(0).unsigned_abs()))

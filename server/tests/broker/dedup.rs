@@ -344,6 +344,34 @@ async fn ids_that_were_indexed_are_found_and_count_for_their_window() {
     assert_eq!(again, (1, vec![600]));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_that_another_takes_meanwhile_do_not_pass_for_the_last_ones() {
+    let fixture = Fixture::start().await;
+    push_range(&fixture, &fixture.broker, 0..300).await;
+    push_range(&fixture, &fixture.broker, 300..600).await;
+    let (holder, session) = (fixture.session().await, fixture.session().await);
+    let observer = fixture.session().await;
+    // Two brokers index one partition at once, and begin at the same row.
+    let index = "SELECT queen.index_ids(id, 600, 10) FROM queen.partitions";
+    holder.batch_execute("BEGIN").await.unwrap();
+    holder.query_one(index, &[]).await.unwrap();
+    let release = async {
+        let sql = "SELECT count(*) FROM pg_stat_activity
+                   WHERE wait_event_type = 'Lock' AND query LIKE '%queen.index_ids%'";
+        until(|| async { observer.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 1 }).await;
+        holder.batch_execute("COMMIT").await.unwrap();
+    };
+    let (row, ()) = tokio::join!(session.query_one(index, &[]), release);
+    assert_eq!(row.unwrap().get::<_, i64>(0), 1);
+    let indexed = "SELECT count(*) FROM queen.transaction_ids";
+    for (found, ids) in [(1, 600), (0, 600)] {
+        let row = session.query_one(index, &[]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0), found);
+        let row = session.query_one(indexed, &[]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0), ids);
+    }
+}
+
 #[tokio::test]
 async fn ids_past_their_window_are_swept_and_live_ones_stay() {
     let fixture = Fixture::start().await;

@@ -229,3 +229,38 @@ async fn a_group_that_meets_a_queue_is_not_overtaken_by_pushes_that_make_partiti
     let seen = pop_from(&fixture.broker, path).await;
     assert_eq!(super::numbers(&seen), [2]);
 }
+
+/// A pop that waits to meet the queue's partitions, while its group is deleted by a statement: how many
+/// records it is answered with.
+async fn popped_while_deleted(delete: &str) -> usize {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["1"]).await;
+    let (holder, observer) = (fixture.session().await, fixture.session().await);
+    for sql in [
+        "SELECT queen.subscribe(tenant, name, 'g', '-infinity', 1) FROM queen.queues",
+        "BEGIN",
+        "SELECT pg_advisory_xact_lock(1364525059, queen.queue_lock(tenant, name)) FROM queen.queues",
+    ] {
+        holder.batch_execute(sql).await.unwrap();
+    }
+    let deleting = async {
+        let sql = "SELECT count(*) FROM pg_stat_activity
+                   WHERE wait_event_type = 'Lock' AND query LIKE '%queen.pop%'";
+        until(|| async { observer.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 1 }).await;
+        holder.batch_execute(delete).await.unwrap();
+        holder.batch_execute("COMMIT").await.unwrap();
+    };
+    let path = "/queue/q?consumerGroup=g&subscriptionMode=all&wait=false";
+    let (messages, ()) = tokio::join!(pop_from(&fixture.broker, path), deleting);
+    messages.len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pop_whose_group_is_deleted_while_it_waits_begins_anew() {
+    let seen = popped_while_deleted("DELETE FROM queen.groups").await;
+    assert_eq!(seen, 1);
+    // With the queue, nothing is left to begin at.
+    let seen =
+        popped_while_deleted("SELECT queen.delete_queue(tenant, name) FROM queen.queues").await;
+    assert_eq!(seen, 0);
+}
