@@ -108,3 +108,19 @@ impl Write for Parts {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::MIB;
+
+    #[test]
+    fn a_small_object_that_is_longer_than_expected_holds_little_room() {
+        let mut parts = Parts::new(10);
+        let content = vec![7; 100_000];
+        parts.write_all(&content).expect("room in memory");
+        assert!(parts.part.len() < MIB, "{} bytes", parts.part.len());
+        let (pieces, summary) = parts.finish(1);
+        assert_eq!((pieces.concat(), summary.bytes), (content, 100_000));
+    }
+}
