@@ -27,6 +27,8 @@ const MEMORY_BAR: f64 = 200.0;
 /// Time of a discovery page in the wide queue over that in one with a thousand partitions.
 const PAGE_BAR: f64 = 1.5;
 const PAGES: usize = 50;
+/// Partitions of a discovery page.
+const CHANGED_PAGE: usize = 1_000;
 
 /// Measures the scenario.
 pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
@@ -129,13 +131,11 @@ async fn stream(
         .with("QUEEN_S3_LEASE_TTL_MS", 30_000);
     options.name = queue.into();
     options.instance = queue.into();
+    // The gauge of a sweep is gone with the next one, so the broker's count of pages tells.
+    let wanted = pages(stack).await? + partitions.div_ceil(CHANGED_PAGE) as f64;
     let begin = Instant::now();
     let sink = stack.sink(&options)?;
-    let known = async || {
-        let metrics = sink.metrics().await?;
-        let listed = metrics.get("queen_s3_discovery_partitions", Some(("queue", queue)));
-        Ok((listed.unwrap_or_default() >= partitions as f64).then_some(()))
-    };
+    let known = async || Ok((pages(stack).await? > wanted).then_some(()));
     eventually(LIMIT, known)
         .await
         .with_context(|| format!("the first sweep:{}", sink.logs().tail()))?;
@@ -159,6 +159,17 @@ async fn stream(
         cpu: (after.0 - before.0).as_secs_f64() / windows,
     };
     Ok((cost, sink))
+}
+
+/// Discovery pages that the broker has answered.
+async fn pages(stack: &Stack) -> Result<f64> {
+    let broker = stack.broker.url();
+    let broker = broker.strip_prefix("http://").context("a loopback URL")?;
+    let metrics = Metrics::of(broker.parse()?).await?;
+    let route = Some(("route", "/api/v1/partitions/changed"));
+    Ok(metrics
+        .get("queen_requests_total", route)
+        .unwrap_or_default())
 }
 
 struct Counts {
