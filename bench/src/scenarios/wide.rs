@@ -86,7 +86,9 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     // A window of every checkpoint is behind it, so that the restart has one to go by.
     let checkpoints = stack.lake(WIDE).bucket().join(Stack::PREFIX).join("_queen");
     for (name, keep) in [("with a checkpoint", true), ("without a checkpoint", false)] {
-        sink.kill();
+        // A clean stop hands the lease over: what is measured is not the wait for it.
+        sink.signal(Signal::TERM);
+        sink.ended(LIMIT).await?;
         if !keep {
             let folder = checkpoints.join(WIDE).join(WIDE).join("checkpoint");
             std::fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
