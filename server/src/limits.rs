@@ -242,6 +242,8 @@ pub const RECENT_MOST_UNKNOWN: i64 = 8_000;
 pub const RECENT_UNKNOWN_PER_ID: i64 = 8;
 /// A window's ids are forgotten in so many parts.
 pub const RECENT_PARTS: i64 = 8;
+/// So many ids make a part, however soon they came: they are sorted while pushes wait.
+pub const RECENT_PART_IDS: usize = 128 * 1024;
 /// Stretches of a partition that are known ahead of one that is not.
 pub const RECENT_AHEAD: usize = 64;
 /// Rows of ids that one statement reads.

@@ -17,10 +17,10 @@ CREATE TABLE queen.deleted_groups (
 
 -- What stands for a queue among the advisory locks of the class 1364525059. It is shared by pushes that
 -- make partitions, and held alone by whoever has to see all of these. A lock of the queue's row would not
--- do: those who share one are let in while another waits to have it alone. There are few, so that a push
--- to many queues does not fill the server's table of locks.
+-- do: those who share one are let in while another waits to have it alone. There are 256,
+-- for all tenants: few enough that pushes to many queues do not fill the server's table of locks.
 CREATE FUNCTION queen.queue_lock(p_tenant uuid, p_queue text) RETURNS integer
-LANGUAGE sql IMMUTABLE AS $$ SELECT hashtext(p_tenant::text || p_queue) & 63 $$;
+LANGUAGE sql IMMUTABLE AS $$ SELECT hashtext(p_tenant::text || p_queue) & 255 $$;
 
 -- As in V10.
 CREATE OR REPLACE FUNCTION queen.allocate(p_tenant uuid, p_queues text[], p_partitions text[]) RETURNS bigint[]

@@ -19,7 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use crate::limits::{RECENT_AHEAD, RECENT_BYTES, RECENT_FEW_IDS, RECENT_LEAST_IDS, RECENT_PARTS};
+use crate::limits::{
+    RECENT_AHEAD, RECENT_BYTES, RECENT_FEW_IDS, RECENT_LEAST_IDS, RECENT_PART_IDS, RECENT_PARTS,
+};
 use crate::timestamp::Timestamp;
 use fingerprints::{Open, Sealed, fingerprint};
 
@@ -191,14 +193,19 @@ impl Recent {
             }
         };
         view.learn(ids, written);
+        // What makes room cannot keep up. The next push to this partition reads what is missing.
+        if self.ask_for_room() > self.limit * 2 {
+            self.views().remove(&self.key(tenant, queue, partition));
+        }
+    }
+
+    /// Has room made where more is remembered than may be. Gives back how many bytes are.
+    pub fn ask_for_room(&self) -> usize {
         let bytes = self.bytes.load(Ordering::Relaxed);
         if bytes > self.limit {
             self.crowded.notify_one();
         }
-        // What makes room cannot keep up. The next push to this partition reads what is missing.
-        if bytes > self.limit * 2 {
-            self.views().remove(&self.key(tenant, queue, partition));
-        }
+        bytes
     }
 
     /// Notes that too much of a partition is unknown to be compared at every push.
@@ -414,10 +421,10 @@ impl State {
 
     fn add(&mut self, ids: &[Uuid], at: Range, expires: Timestamp) {
         let span = self.window / RECENT_PARTS;
-        let full = self
-            .open
-            .as_ref()
-            .is_some_and(|part| expires.micros() - part.first_expiry.micros() >= span);
+        let full = self.open.as_ref().is_some_and(|part| {
+            expires.micros() - part.first_expiry.micros() >= span
+                || part.ids.len() >= RECENT_PART_IDS
+        });
         if full {
             self.seal();
         }

@@ -169,7 +169,7 @@ impl Asked {
             .filter_map(|(group, known)| Some((*group, Arc::clone(known.behind()?))))
             .collect();
         if !behind.is_empty() {
-            read_missing(client, behind.values().cloned().collect()).await?;
+            read_missing(client, &repeats.recent, behind.values().cloned().collect()).await?;
             for (group, ids) in marks.groups(push.counts()) {
                 if behind.contains_key(&group) {
                     known.insert(group, look(group, ids));
@@ -233,7 +233,11 @@ impl Asked {
 }
 
 /// Reads the ids that views lack: once, however many pushes wait for them.
-async fn read_missing(client: &Object, mut views: Vec<Arc<View>>) -> Result<(), ApiError> {
+async fn read_missing(
+    client: &Object,
+    recent: &Recent,
+    mut views: Vec<Arc<View>>,
+) -> Result<(), ApiError> {
     const READ: &str = "
         SELECT k.n, t.base_offset, t.records, t.expires_at, t.ids
         FROM unnest($1::int8[], $2::int8[]) WITH ORDINALITY AS k (partition_id, low, n)
@@ -280,6 +284,7 @@ async fn read_missing(client: &Object, mut views: Vec<Arc<View>>) -> Result<(), 
             let ids: Vec<Uuid> = row.get(4);
             let view = missing[row.get::<_, i64>(0).unsigned_abs() as usize - 1].0;
             view.load(&ids, (base, base + i64::from(records)), row.get(3));
+            recent.ask_for_room();
         }
         if count < RECENT_ROWS {
             for (view, _) in &missing {

@@ -330,3 +330,26 @@ fn what_is_remembered_is_bounded_and_the_ids_of_few_partitions_go_to_the_index()
     drop(recent.views().drain());
     assert_eq!(recent.bytes.load(Ordering::Relaxed), 0);
 }
+
+#[test]
+fn ids_that_come_within_no_time_are_remembered_in_parts_of_bounded_size() {
+    let (recent, mut database) = (Recent::default(), Database::new());
+    for round in 0..30 {
+        push(
+            &recent,
+            &mut database,
+            round * 10_000..round * 10_000 + 10_000,
+        );
+    }
+    let known = recent.look(QUEUE.0, QUEUE.1, QUEUE.2, &[id(7)]);
+    let view = known.view.as_ref().expect("a view");
+    let sizes: Vec<usize> = view
+        .state()
+        .sealed
+        .iter()
+        .map(|part| part.ids.len())
+        .collect();
+    assert_eq!(sizes, [140_000, 140_000]);
+    // A repetition is looked for in its part alone.
+    assert_eq!(known.ranges, [(0, 140_000), (300_000, NO_END)]);
+}
