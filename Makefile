@@ -5,6 +5,9 @@ VENV := $(CURDIR)/.venv
 
 export PATH := $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
+# Binaries are looked for where cargo puts them of itself.
+unexport CARGO_TARGET_DIR
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test simulate chaos fuzz mutants bench bench-steps lint audit fmt build clean
 
@@ -66,7 +69,7 @@ fuzz:
 	  cargo test --locked --manifest-path $(SINK)/Cargo.toml --test fuzz -- --nocapture
 
 mutants:
-	@scripts/setup build
+	@scripts/setup build mutants
 	scripts/mutants
 
 # BENCH="backlog --repetitions 3" measures one scenario; without it, all of them, in about 45 minutes.

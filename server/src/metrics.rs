@@ -204,3 +204,26 @@ impl Metrics {
         Ok(text)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    use super::*;
+
+    #[test]
+    fn every_metric_is_on_the_page() {
+        let config = Config::from_lookup(|_| None).expect("defaults");
+        let lanes = Lanes::new(&config.lanes, config.database.connections);
+        let text = Metrics::new(&lanes).encode().expect("memory");
+        let page = include_str!("../../docs/broker.md");
+        let mut kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        assert!(kinds.clone().count() > 15, "{text}");
+        let missing = kinds.find(|kind| {
+            let (name, kind) = kind.split_once(' ').unwrap_or((kind, ""));
+            let suffix = if kind == "counter" { "_total" } else { "" };
+            !page.contains(&format!("`{name}{suffix}`"))
+        });
+        assert_eq!(missing, None, "docs/broker.md lacks it");
+    }
+}

@@ -183,9 +183,15 @@ enum Halt {
          `queen-s3 adopt` to continue this lake, or choose another QUEEN_S3_SINK"
     )]
     LakeWithoutPointer { key: String },
-    #[error("{key} is there with other content than window {k} has: {detail}")]
+    #[error(
+        "{key} is there with other content than window {k} has: {detail}; keep a copy of it and \
+         move it away, and the window is written anew"
+    )]
     ObjectDiffers { key: String, k: u64, detail: String },
-    #[error("{key} cannot be used as a manifest: {detail}")]
+    #[error(
+        "{key} cannot be used as a manifest: {detail}; put it and its objects back as they were \
+         written"
+    )]
     BadManifest { key: String, detail: String },
     #[error("{0}")]
     Documents(#[from] ClaimError),

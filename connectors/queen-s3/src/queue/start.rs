@@ -15,6 +15,7 @@ use crate::limits::{LISTED_HOURS, SIDECAR_BYTES};
 use crate::observe::sampled::Sampled;
 use crate::ownership::{Fence, Owned};
 use crate::time::Micros;
+use crate::wire::excerpt;
 
 const HOUR_US: i64 = 3_600 * Micros::PER_SECOND;
 
@@ -216,7 +217,7 @@ impl Task {
             Ok(manifest) => Ok(Some(manifest)),
             Err(error) => Err(Halt::BadManifest {
                 key,
-                detail: error.to_string(),
+                detail: excerpt(&error.to_string(), &[]),
             }
             .into()),
         }
