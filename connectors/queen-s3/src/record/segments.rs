@@ -42,7 +42,7 @@ const SEGMENT: u8 = 1;
 const NO_MORE_SEGMENTS: u8 = 0;
 /// Layout of a block's content.
 const LAYOUT: u8 = 1;
-/// What a record takes beside its id and payload, at least.
+/// What a record takes beside its id and payload.
 const RECORD_HEAD: usize = 8;
 /// What an empty payload stands for, and is read as.
 const NULL: &[u8] = b"null";
