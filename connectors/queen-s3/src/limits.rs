@@ -35,6 +35,8 @@ pub const GZIP_LEVEL: u32 = 6;
 pub const ROW_GROUP_RECORDS: usize = 100_000;
 /// Record bytes after which a Parquet row group ends.
 pub const ROW_GROUP_BYTES: u64 = 64 * MIB as u64;
+/// Row groups of one object that are encoded at a time. Bytes do not depend on it.
+pub const PARQUET_MAX_WORKERS: usize = 4;
 /// Rows that are given to a Parquet column at a time.
 pub const PARQUET_BATCH_ROWS: usize = 1_024;
 /// Bytes after which a Parquet data page ends.

@@ -4,6 +4,7 @@ mod compressors;
 mod jsonl;
 mod parquet;
 mod parts;
+mod row_group;
 #[cfg(test)]
 pub(crate) mod testing;
 

@@ -1,32 +1,35 @@
-//! Parquet files, written one row group at a time.
-//!
-//! A row group's chunks are kept as they came, and each column is written straight from them: a
-//! payload is copied once, into the page being built, and a finished row group leaves as parts.
+//! Parquet files, of row groups that are encoded side by side and leave as parts, one after the
+//! other.
 
+use std::collections::VecDeque;
+use std::num::NonZero;
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 
 use bytes::Bytes;
 use parquet::basic::{Compression as Codec, Encoding, ZstdLevel};
-use parquet::data_type::{ByteArray, ByteArrayType, DataType, Int64Type};
+use parquet::data_type::ByteArray;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{
     BloomFilterPosition, DeltaBinaryPackedEncoderOptions, EnabledStatistics, WriterProperties,
     WriterVersion,
 };
-use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
+use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
-use parquet::schema::types::ColumnPath;
+use parquet::schema::types::{ColumnPath, SchemaDescriptor};
 
 use super::jsonl::LineLength;
 use super::parts::Parts;
+use super::row_group::{Columns, EncodedRowGroup, RowGroup};
 use super::{EncodeError, ObjectSpec, ObjectSummary};
 use crate::lake::Compression;
 use crate::limits::{
-    PARQUET_BATCH_ROWS, PARQUET_DICTIONARY_PAGE_BYTES, PARQUET_PAGE_BYTES, PARQUET_PAGE_ROWS,
-    ROW_GROUP_BYTES, ROW_GROUP_RECORDS, ZSTD_LEVEL,
+    PARQUET_BATCH_ROWS, PARQUET_DICTIONARY_PAGE_BYTES, PARQUET_MAX_WORKERS, PARQUET_PAGE_BYTES,
+    PARQUET_PAGE_ROWS, ROW_GROUP_RECORDS, ZSTD_LEVEL,
 };
-use crate::record::{Batch, Chunk, RecordIndex};
+use crate::record::Chunk;
 
 const SCHEMA: &str = "
     message queen {
@@ -38,29 +41,44 @@ const SCHEMA: &str = "
     }
 ";
 
-/// Builds one Parquet object.
+/// Builds one Parquet object. Row groups that are full are encoded by threads of their own, a few
+/// at a time; the file's bytes do not depend on how many.
 pub(super) struct ParquetEncoder {
     writer: SerializedFileWriter<Parts>,
-    /// What the row group being collected holds, with the partition's name.
-    pending: Vec<(ByteArray, Chunk)>,
-    pending_records: usize,
-    pending_bytes: u64,
+    columns: Columns,
+    /// The row group being collected.
+    collecting: RowGroup,
+    /// Those being encoded, in the file's order.
+    encoding: VecDeque<JoinHandle<Encoded>>,
+    workers: usize,
     partition: ByteArray,
     length: LineLength,
     records: u64,
 }
 
+type Encoded = Result<EncodedRowGroup, ParquetError>;
+
 impl ParquetEncoder {
     /// An encoder for one object.
     pub(super) fn new(spec: &ObjectSpec) -> Result<Self, EncodeError> {
+        let cores = thread::available_parallelism().map_or(1, NonZero::get);
+        Self::with_workers(spec, cores.min(PARQUET_MAX_WORKERS))
+    }
+
+    fn with_workers(spec: &ObjectSpec, workers: usize) -> Result<Self, EncodeError> {
         let schema = Arc::new(parse_message_type(SCHEMA)?);
         let properties = Arc::new(properties(spec)?);
         let parts = Parts::new(spec.record_bytes);
+        let columns = Columns {
+            schema: Arc::new(SchemaDescriptor::new(Arc::clone(&schema))),
+            properties: Arc::clone(&properties),
+        };
         Ok(Self {
             writer: SerializedFileWriter::new(parts, schema, properties)?,
-            pending: Vec::new(),
-            pending_records: 0,
-            pending_bytes: 0,
+            columns,
+            collecting: RowGroup::default(),
+            encoding: VecDeque::new(),
+            workers,
             partition: ByteArray::from(""),
             length: LineLength::new(""),
             records: 0,
@@ -75,15 +93,15 @@ impl ParquetEncoder {
         }
         let mut start = chunk.range.start;
         for (next, record) in (chunk.range.start + 1..).zip(chunk.records()) {
-            self.pending_records += 1;
-            self.pending_bytes += self.length.of(&chunk.batch, record);
-            if self.pending_records == ROW_GROUP_RECORDS || self.pending_bytes >= ROW_GROUP_BYTES {
-                self.keep(chunk, start..next);
-                self.write_row_group()?;
+            let length = self.length.of(&chunk.batch, record);
+            if self.collecting.count(length) {
+                self.collecting.hold(&self.partition, chunk, start..next);
+                self.end_row_group()?;
                 start = next;
             }
         }
-        self.keep(chunk, start..chunk.range.end);
+        self.collecting
+            .hold(&self.partition, chunk, start..chunk.range.end);
         Ok(())
     }
 
@@ -94,81 +112,55 @@ impl ParquetEncoder {
 
     /// Ends the object.
     pub(super) fn finish(mut self) -> Result<(Vec<Bytes>, ObjectSummary), EncodeError> {
-        if self.pending_records > 0 {
-            self.write_row_group()?;
+        let last = self.take_row_group();
+        // Here, while the threads are at those before it.
+        let last = last.map(|group| group.encode(&self.columns)).transpose()?;
+        self.collect(0)?;
+        if let Some(last) = last {
+            last.append_to(&mut self.writer)?;
         }
         Ok(self.writer.into_inner()?.finish(self.records))
     }
 
-    fn keep(&mut self, chunk: &Chunk, range: std::ops::Range<u32>) {
-        if !range.is_empty() {
-            let batch = Arc::clone(&chunk.batch);
-            self.pending
-                .push((self.partition.clone(), Chunk { batch, range }));
-        }
+    fn take_row_group(&mut self) -> Option<RowGroup> {
+        let group = std::mem::take(&mut self.collecting);
+        self.records += group.records() as u64;
+        (!group.is_empty()).then_some(group)
     }
 
-    fn write_row_group(&mut self) -> Result<(), EncodeError> {
-        let rows = &self.pending;
-        let mut group = self.writer.next_row_group()?;
-        required::<ByteArrayType>(&mut group, rows, |partition, _, _| partition.clone())?;
-        required::<Int64Type>(&mut group, rows, |_, _, record| record.offset)?;
-        required::<ByteArrayType>(&mut group, rows, |_, batch, record| {
-            transaction_id(batch, record)
-        })?;
-        required::<Int64Type>(&mut group, rows, |_, _, record| record.ts.0)?;
-        column::<ByteArrayType>(&mut group, rows, true, |_, batch, record| {
-            let payload = batch.payload_bytes(record);
-            (payload != "null").then(|| payload.into())
-        })?;
-        group.close()?;
-        self.writer.flush()?;
-        self.records += self.pending_records as u64;
-        self.pending.clear();
-        self.pending_records = 0;
-        self.pending_bytes = 0;
-        Ok(())
-    }
-}
-
-fn required<T: DataType>(
-    group: &mut SerializedRowGroupWriter<'_, Parts>,
-    rows: &[(ByteArray, Chunk)],
-    value: impl Fn(&ByteArray, &Batch, &RecordIndex) -> T::T,
-) -> Result<(), ParquetError> {
-    column::<T>(group, rows, false, |partition, batch, record| {
-        Some(value(partition, batch, record))
-    })
-}
-
-/// Writes the next column of a row group, in batches that begin at the same rows however the
-/// records came.
-fn column<T: DataType>(
-    group: &mut SerializedRowGroupWriter<'_, Parts>,
-    rows: &[(ByteArray, Chunk)],
-    optional: bool,
-    value: impl Fn(&ByteArray, &Batch, &RecordIndex) -> Option<T::T>,
-) -> Result<(), ParquetError> {
-    let mut column = group
-        .next_column()?
-        .ok_or_else(|| ParquetError::General("a column more than the schema has".to_owned()))?;
-    let writer = column.typed::<T>();
-    let mut values = Vec::with_capacity(PARQUET_BATCH_ROWS);
-    let mut levels = Vec::with_capacity(PARQUET_BATCH_ROWS);
-    for (partition, chunk) in rows {
-        for record in chunk.records() {
-            let value = value(partition, &chunk.batch, record);
-            levels.push(i16::from(value.is_some()));
-            values.extend(value);
-            if levels.len() == PARQUET_BATCH_ROWS {
-                writer.write_batch(&values, optional.then_some(&levels), None)?;
-                values.clear();
-                levels.clear();
+    fn end_row_group(&mut self) -> Result<(), ParquetError> {
+        let Some(group) = self.take_row_group() else {
+            return Ok(());
+        };
+        let group = Arc::new(group);
+        if self.workers > 1 {
+            self.collect(self.workers - 1)?;
+            let (group, columns) = (Arc::clone(&group), self.columns.clone());
+            let work = move || group.encode(&columns);
+            if let Ok(thread) = thread::Builder::new()
+                .name("parquet".to_owned())
+                .spawn(work)
+            {
+                self.encoding.push_back(thread);
+                return Ok(());
             }
         }
+        // Alone, or no thread is to be had: this one does it.
+        self.collect(0)?;
+        group.encode(&self.columns)?.append_to(&mut self.writer)
     }
-    writer.write_batch(&values, optional.then_some(&levels), None)?;
-    column.close()
+
+    /// Appends what is encoded to the file, until at most `left` row groups are not.
+    fn collect(&mut self, left: usize) -> Result<(), ParquetError> {
+        while self.encoding.len() > left {
+            let Some(thread) = self.encoding.pop_front() else {
+                break;
+            };
+            let encoded = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+            encoded?.append_to(&mut self.writer)?;
+        }
+        Ok(())
+    }
 }
 
 /// Every property that has a setter is set here, so that a library's changed default moves no
@@ -219,49 +211,6 @@ fn properties(spec: &ObjectSpec) -> Result<WriterProperties, ParquetError> {
         builder = builder.set_column_encoding(path(name), Encoding::DELTA_BINARY_PACKED);
     }
     Ok(builder.build())
-}
-
-/// The transaction id as text. Half a surrogate pair, which no text can hold, becomes U+FFFD.
-fn transaction_id(batch: &Batch, record: &RecordIndex) -> ByteArray {
-    if !batch.has_escapes(record) {
-        return batch.transaction_id_bytes(record).into();
-    }
-    let escaped = batch.transaction_id(record);
-    let mut quoted = Vec::with_capacity(escaped.len() + 2);
-    quoted.push(b'"');
-    append_whole_pairs(&mut quoted, escaped);
-    quoted.push(b'"');
-    // It reads: the decoder took it for a JSON string, and every escape now names a character.
-    let text: String = serde_json::from_slice(&quoted).unwrap_or_default();
-    text.into_bytes().into()
-}
-
-/// Copies an escaped string, with `\ufffd` for each escape of half a surrogate pair.
-fn append_whole_pairs(to: &mut Vec<u8>, escaped: &[u8]) {
-    const UNIT: usize = r"\uXXXX".len();
-    let unit = |at: usize| {
-        let digits = escaped.get(at..at + UNIT)?.strip_prefix(br"\u")?;
-        u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
-    };
-    let mut at = 0;
-    while at < escaped.len() {
-        let (replacement, taken) = match (escaped[at], unit(at)) {
-            (b'\\', Some(0xD800..=0xDBFF)) => match unit(at + UNIT) {
-                Some(0xDC00..=0xDFFF) => (None, 2 * UNIT),
-                _ => (Some(br"\ufffd"), UNIT),
-            },
-            (b'\\', Some(0xDC00..=0xDFFF)) => (Some(br"\ufffd"), UNIT),
-            // Any other escape is taken with the character it escapes, which may be a backslash.
-            (b'\\', _) => (None, 2),
-            _ => (None, 1),
-        };
-        let end = escaped.len().min(at + taken);
-        match replacement {
-            Some(replacement) => to.extend_from_slice(replacement),
-            None => to.extend_from_slice(&escaped[at..end]),
-        }
-        at = end;
-    }
 }
 
 #[cfg(test)]

@@ -21,7 +21,16 @@ fn spec(compression: Compression) -> ObjectSpec {
 }
 
 fn encode(compression: Compression, chunks: &[(&str, Chunk)]) -> (Bytes, ObjectSummary) {
-    let mut encoder = ParquetEncoder::new(&spec(compression)).expect("an encoder");
+    encode_with(2, compression, chunks)
+}
+
+fn encode_with(
+    workers: usize,
+    compression: Compression,
+    chunks: &[(&str, Chunk)],
+) -> (Bytes, ObjectSummary) {
+    let mut encoder =
+        ParquetEncoder::with_workers(&spec(compression), workers).expect("an encoder");
     let mut object = Vec::new();
     for (partition, chunk) in chunks {
         encoder.push(partition, chunk).expect("it encodes");
@@ -246,7 +255,9 @@ fn a_finished_row_group_leaves_before_the_object_ends() {
         .map(|offset| (offset, TS, "t", payload.as_str()))
         .collect();
     let batch = batch(&records);
-    let mut encoder = ParquetEncoder::new(&spec(Compression::Snappy)).expect("an encoder");
+    // Each further worker lets one more row group be on its way.
+    let mut encoder =
+        ParquetEncoder::with_workers(&spec(Compression::Snappy), 1).expect("an encoder");
     encoder
         .push("p", &chunks(&batch, 70)[0])
         .expect("it encodes");
@@ -255,6 +266,26 @@ fn a_finished_row_group_leaves_before_the_object_ends() {
             .take_part()
             .is_some_and(|part| part.len() == PART_BYTES)
     );
+}
+
+#[test]
+fn workers_change_no_byte() {
+    let records: Vec<_> = (0..350_000)
+        .map(|offset| (offset, TS + offset / 7, "t", r#"{"visit":1}"#))
+        .collect();
+    let batch = batch(&records);
+    let object = |workers| {
+        let chunks = [
+            ("berlin", chunks(&batch, 120_000)[0].clone()),
+            ("rome", chunks(&batch, 350_000)[0].clone()),
+        ];
+        encode_with(workers, Compression::Zstd, &chunks)
+    };
+    let alone = object(1);
+    assert_eq!(reader(&alone.0).metadata().num_row_groups(), 5);
+    for workers in [2, 4] {
+        assert!(object(workers) == alone, "{workers} workers");
+    }
 }
 
 #[test]

@@ -3,10 +3,12 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
+use futures::try_join;
 use serde_json::Map;
 use tracing::{error, info, warn};
 
 use super::object::{Looking, Trouble};
+use super::turn::{Gate, Permit, Turn};
 use super::writer::{Content, Sizes, WindowWriter};
 use super::{End, Standing, Task};
 use crate::bucket::ObjectBody;
@@ -21,51 +23,72 @@ use crate::time::Micros;
 use crate::window::ClosedWindow;
 
 impl Task {
-    /// Writes a closed window and moves the pointer over it.
+    /// Writes a closed window when its turn has come, and moves the pointer over it. Its records are
+    /// encoded at once.
     pub(super) async fn commit(
         &self,
         fence: &Fence,
-        standing: &Standing,
+        turn: Turn,
         window: &ClosedWindow,
     ) -> Result<Standing, End> {
         let gaps = Gaps {
             lost: window.lost.clone(),
             late: window.late.clone(),
         };
-        let intent = self.intent(standing, window.t_start, window.t_end, &gaps);
-        fence.write_intent(&intent).await?;
-        self.context.crash_point(CrashPoint::AfterIntent);
+        let (after, lineage) = (turn.after(), turn.lineage());
+        let intent = self.intent(after, lineage, window.t_start, window.t_end, &gaps);
+        let gate = &Gate::closed();
+        let opening = async {
+            let standing = turn.come().await;
+            fence.write_intent(&intent).await?;
+            self.context.crash_point(CrashPoint::AfterIntent);
+            gate.open();
+            Ok(standing)
+        };
+        let building = self.build(Permit { gate, fence }, &intent, window);
+        let (standing, content) = try_join!(opening, building)?;
+        self.conclude(fence, &standing, &intent, content, gaps)
+            .await
+    }
+
+    /// Writes the objects of a window, trying until they are up.
+    async fn build(
+        &self,
+        permit: Permit<'_>,
+        intent: &Intent,
+        window: &ClosedWindow,
+    ) -> Result<Content, End> {
         let mut backoff = self.context.jitter.backoff();
-        let content = loop {
-            match self.write_buffered(fence, &intent, window).await {
-                Ok(content) => break content,
-                Err(Trouble::Restart | Trouble::Differs) => self.restarts(&intent),
+        loop {
+            match self.write_buffered(permit, intent, window).await {
+                Ok(content) => return Ok(content),
+                Err(Trouble::Restart | Trouble::Differs) => self.restarts(intent),
                 Err(Trouble::End(end)) => return Err(end),
             }
             tokio::time::sleep(backoff.next(None)).await;
-        };
-        self.conclude(fence, standing, &intent, content, gaps).await
+        }
     }
 
-    /// The intent of the window `[t_start, t_end)` after `standing`. It carries the gaps that its
-    /// manifest will name.
+    /// The intent of the window `[t_start, t_end)` that follows the one numbered `after`. It carries
+    /// the gaps that its manifest will name.
     pub(super) fn intent(
         &self,
-        standing: &Standing,
+        after: u64,
+        lineage: &str,
         t_start: Micros,
         t_end: Micros,
         gaps: &Gaps,
     ) -> Intent {
         let shape = self.settings().shape;
         let mut intent = Intent {
-            k: standing.pointer.k + 1,
+            k: after + 1,
             t_start: t_start.0,
             t_end: t_end.0,
             format: shape.format,
             compression: shape.compression,
             layout: shape.layout,
             align: Some(shape.align),
-            lineage: Some(standing.lineage.clone()),
+            lineage: Some(lineage.to_owned()),
             writer: writer(shape),
             other: Map::new(),
         };
@@ -91,7 +114,7 @@ impl Task {
 
     async fn write_buffered(
         &self,
-        fence: &Fence,
+        permit: Permit<'_>,
         intent: &Intent,
         window: &ClosedWindow,
     ) -> Result<Content, Trouble> {
@@ -110,7 +133,7 @@ impl Task {
                     .collect(),
             ),
         };
-        let mut writer = WindowWriter::new(self, fence, intent, sizes, Looking::Nowhere);
+        let mut writer = WindowWriter::new(self, permit, intent, sizes, Looking::Nowhere);
         let written = async {
             for (partition, chunks) in &window.partitions {
                 for chunk in chunks {

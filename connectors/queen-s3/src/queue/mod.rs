@@ -2,7 +2,7 @@
 //! closes and commits windows until it is told to stop or loses the queue.
 //!
 //! [`start`] compares pointer and bucket, [`redo`] repeats an interrupted window, [`session`] is
-//! the running loop, [`commit`], [`writer`] and [`object`] write one window, [`matching`] and
+//! the running loop, [`commit`], [`writer`] and [`object`] write one window in its [`turn`], [`matching`] and
 //! [`doubtful`] find what a redo must leave as it is, [`log_stream`] reads the log in name order for
 //! what does not fit in memory, [`checkpoints`] keeps positions in the bucket.
 
@@ -15,6 +15,7 @@ mod object;
 mod redo;
 mod session;
 mod start;
+mod turn;
 mod writer;
 
 use std::sync::atomic::Ordering::Relaxed;

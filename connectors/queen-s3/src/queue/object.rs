@@ -13,6 +13,7 @@ use tracing::{debug, warn};
 
 use super::matching::{Matcher, Mismatch};
 use super::start::overdue;
+use super::turn::Permit;
 use super::writer::Tally;
 use super::{End, Halt, Task};
 use crate::broker::Name;
@@ -21,7 +22,6 @@ use crate::encode::{EncodeError, ObjectEncoder, ObjectSpec, ObjectSummary};
 use crate::lake::manifest::hex;
 use crate::lake::{Compression, Format};
 use crate::limits::{ENCODE_STEP_BYTES, PARTS_IN_FLIGHT};
-use crate::ownership::Fence;
 use crate::record::Chunk;
 
 const ENCODER_IN_PLACE: &str = "the encoder is in place between two steps";
@@ -75,7 +75,7 @@ type PartUpload<'a> = BoxFuture<'a, (u16, Option<String>)>;
 /// Encodes records and uploads what comes out, while more records come.
 pub(super) struct ObjectWriter<'a> {
     task: &'a Task,
-    fence: &'a Fence,
+    permit: Permit<'a>,
     key: String,
     k: u64,
     existing: Existing,
@@ -95,10 +95,11 @@ pub(super) struct ObjectWriter<'a> {
 
 impl<'a> ObjectWriter<'a> {
     /// A writer for window `k`'s object `key`, which is `partition`'s alone in the per-partition
-    /// layout. An object that is already there is compared and left alone.
+    /// layout. An object that is already there is compared and left alone; nothing goes up without
+    /// `permit`.
     pub(super) async fn new(
         task: &'a Task,
-        fence: &'a Fence,
+        permit: Permit<'a>,
         key: String,
         k: u64,
         partition: Option<&str>,
@@ -108,7 +109,7 @@ impl<'a> ObjectWriter<'a> {
         let mut spec = spec.clone();
         let mut writer = Self {
             task,
-            fence,
+            permit,
             key,
             k,
             existing: Existing::Nothing,
@@ -200,13 +201,14 @@ impl<'a> ObjectWriter<'a> {
                 return Ok((summary, self.tally));
             }
         }
+        self.permit.gate.pass().await;
         let threshold = self.task.settings().multipart_threshold_bytes;
         if self.upload_id.is_none() && summary.bytes <= threshold {
             let mut pieces = std::mem::take(&mut self.parts);
             pieces.extend(tail);
             let md5 = summary.md5;
             let body = ObjectBody { pieces, md5 };
-            self.task.put(self.fence, &self.key, body).await;
+            self.task.put(self.permit.fence, &self.key, body).await;
             return Ok((summary, self.tally));
         }
         self.parts.extend(tail);
@@ -247,6 +249,9 @@ impl<'a> ObjectWriter<'a> {
             }
         }
         self.parts.extend(parts);
+        if !self.permit.gate.is_open() {
+            return Ok(());
+        }
         let held: u64 = self.parts.iter().map(|part| part.len() as u64).sum();
         if self.upload_id.is_some() || held > self.task.settings().multipart_threshold_bytes {
             self.upload_parts().await;
@@ -323,7 +328,7 @@ impl<'a> ObjectWriter<'a> {
         let mut backoff = self.task.context.jitter.backoff();
         loop {
             let complete = bucket.complete_multipart(&self.key, &upload_id, &etags);
-            let error = match self.fence.guard(complete).await {
+            let error = match self.permit.fence.guard(complete).await {
                 Some(Ok(())) => {
                     self.closed(&upload_id);
                     return Ok(());

@@ -9,6 +9,7 @@ use super::doubtful::Doubtful;
 use super::log_stream::{Changed, LogStream};
 use super::object::{Looking, Trouble};
 use super::session::Probing;
+use super::turn::{Gate, Permit};
 use super::writer::{Content, Sizes, WindowWriter};
 use super::{End, Halt, Standing, Task};
 use crate::broker::Name;
@@ -225,7 +226,9 @@ impl Task {
     ) -> Result<(Content, Read), Redo> {
         // Once to learn the lengths that the objects' headers tell, once to write them.
         let sizes = self.measure(window).await?;
-        let mut writer = WindowWriter::new(self, fence, window.intent, sizes, looking);
+        let gate = &Gate::opened();
+        let permit = Permit { gate, fence };
+        let mut writer = WindowWriter::new(self, permit, window.intent, sizes, looking);
         let mut stream = window.stream(self);
         let written = async {
             while let Some((partition, chunk)) = writer.alongside(stream.next()).await? {

@@ -9,6 +9,7 @@ use futures::stream::{self, FuturesOrdered, StreamExt};
 use futures::{FutureExt, TryStreamExt, pin_mut, select_biased};
 
 use super::object::{Looking, ObjectWriter, Trouble};
+use super::turn::Permit;
 use super::{Halt, Task};
 use crate::broker::Name;
 use crate::encode::ObjectSpec;
@@ -16,7 +17,6 @@ use crate::lake::documents::Intent;
 use crate::lake::manifest::{ManifestObject, OffsetRange, hex};
 use crate::lake::{Layout, Shape};
 use crate::limits::OBJECTS_IN_FLIGHT;
-use crate::ownership::Fence;
 use crate::record::Chunk;
 use crate::time::Micros;
 
@@ -86,7 +86,7 @@ impl Tally {
 /// Writes a window's objects from its records in object order.
 pub(super) struct WindowWriter<'a> {
     task: &'a Task,
-    fence: &'a Fence,
+    permit: Permit<'a>,
     intent: &'a Intent,
     shape: Shape,
     sizes: Sizes,
@@ -104,9 +104,10 @@ pub(super) struct WindowWriter<'a> {
 type Ending<'a> = BoxFuture<'a, Result<(ManifestObject, Tally), Trouble>>;
 
 impl<'a> WindowWriter<'a> {
+    /// A writer for the window of `intent`. Nothing goes up without `permit`.
     pub(super) fn new(
         task: &'a Task,
-        fence: &'a Fence,
+        permit: Permit<'a>,
         intent: &'a Intent,
         sizes: Sizes,
         looking: Looking,
@@ -114,7 +115,7 @@ impl<'a> WindowWriter<'a> {
         let shape = intent.shape(task.settings().shape.align);
         Self {
             task,
-            fence,
+            permit,
             intent,
             shape,
             sizes,
@@ -180,9 +181,9 @@ impl<'a> WindowWriter<'a> {
         for object in &self.content.objects {
             keys.remove(&object.key);
         }
-        let (task, fence, intent, shape) = (self.task, self.fence, self.intent, self.shape);
+        let (task, permit, intent, shape) = (self.task, self.permit, self.intent, self.shape);
         let found: Vec<Option<(ManifestObject, Tally)>> = stream::iter(keys)
-            .map(|key| emptied(task, fence, intent, shape, key))
+            .map(|key| emptied(task, permit, intent, shape, key))
             .buffered(OBJECTS_IN_FLIGHT)
             .try_collect()
             .await?;
@@ -211,7 +212,7 @@ impl<'a> WindowWriter<'a> {
         let spec = spec(self.task, self.shape, record_bytes);
         ObjectWriter::new(
             self.task,
-            self.fence,
+            self.permit,
             self.key(named),
             self.intent.k,
             named,
@@ -301,14 +302,14 @@ async fn listed(task: &Task, intent: &Intent, shape: Shape) -> Vec<String> {
 /// The object under `key`, if it is there, none of whose records was found.
 async fn emptied(
     task: &Task,
-    fence: &Fence,
+    permit: Permit<'_>,
     intent: &Intent,
     shape: Shape,
     key: String,
 ) -> Result<Option<(ManifestObject, Tally)>, Trouble> {
     let spec = spec(task, shape, 0);
     let looking = Looking::AtRecords;
-    let object = ObjectWriter::new(task, fence, key, intent.k, None, &spec, looking).await?;
+    let object = ObjectWriter::new(task, permit, key, intent.k, None, &spec, looking).await?;
     if !object.was_there() {
         return Ok(None);
     }

@@ -62,8 +62,23 @@ struct Bounds {
 }
 
 impl Engine {
+    /// Whether a window could be closed now and more is buffered than one holds.
+    pub fn is_full(&self) -> bool {
+        if self.buffered_bytes < self.policy.target_bytes {
+            return false;
+        }
+        let (Some(bound), Some((first, _))) = (self.close_bound(), self.bytes_at.first_key_value())
+        else {
+            return false;
+        };
+        let bucket_end = self.policy.align.bucket_end(*first);
+        let limit = bound.min(bucket_end);
+        *first < limit && (limit == bucket_end || self.size_cut(*first, limit).is_some())
+    }
+
     /// Takes a window out if one should be closed now, or says that the pointer may move over a
-    /// stretch without records. At most one window or move may be under way at a time.
+    /// stretch without records. Windows and moves are committed in the order in which they are
+    /// taken.
     pub fn close(&mut self, press: Press) -> Option<Close> {
         let bound = self.close_bound()?;
         if bound <= self.cut {

@@ -1,6 +1,7 @@
 //! The shipped queue task between a log and a bucket that are made for each test: what it writes
 //! byte for byte, where it reads, and what that costs.
 
+mod ahead;
 mod bucket;
 mod bytes;
 mod dialect;

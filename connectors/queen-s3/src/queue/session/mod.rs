@@ -11,12 +11,14 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
+use super::turn::{Turn, Waiting};
 use super::{End, Standing, Task, stopping};
 use crate::broker::{BrokerError, Changed, FetchAnswer};
 use crate::gaps::Gaps;
+use crate::lake::checkpoint::Position;
 use crate::lake::documents::Intent;
 use crate::limits::{
     FETCH_CALL_LEAST_BYTES, FETCH_ENTRY_LEAST_BYTES, PROBE_BYTES, QUEUE_ROOM_BYTES,
@@ -71,6 +73,15 @@ struct Absent {
     confirmed: bool,
 }
 
+/// A window that is encoded while the one before it is being committed.
+struct Ahead {
+    /// Tells it that its turn has come.
+    turn: oneshot::Sender<Standing>,
+    record_bytes: u64,
+    /// What a checkpoint after the window before it holds, if one is due.
+    positions: Option<Vec<Position>>,
+}
+
 struct Session<'a> {
     task: &'a Task,
     fence: &'a Fence,
@@ -96,6 +107,10 @@ struct Session<'a> {
     /// Stored bytes that a probe asks for.
     probe_bytes: u32,
     committing: bool,
+    /// Number of the window that is being committed; a move of the pointer has none.
+    window: Option<u64>,
+    /// The window after it, if it is closed.
+    ahead: Option<Ahead>,
     checkpointing: bool,
     /// Window after which the last checkpoint was written.
     checkpointed: u64,
@@ -153,6 +168,8 @@ impl Task {
             entry_bytes: FETCH_ENTRY_LEAST_BYTES,
             probe_bytes: PROBE_BYTES,
             committing: false,
+            window: None,
+            ahead: None,
             checkpointing: false,
             checkpointed,
             absent: None,
@@ -242,20 +259,35 @@ impl<'a> Session<'a> {
     }
 
     fn committed(&mut self, standing: Standing) {
-        self.committing = false;
-        self.task.status.writing.store(0, Relaxed);
         self.standing = standing;
+        let ahead = self.ahead.take();
+        self.committing = ahead.is_some();
+        self.window = ahead.as_ref().map(|_| self.standing.pointer.k + 1);
+        let writing = ahead.as_ref().map_or(0, |ahead| ahead.record_bytes);
+        self.task.status.writing.store(writing, Relaxed);
         self.show_checkpoint_age();
-        let age = self.standing.pointer.k.saturating_sub(self.checkpointed);
-        if age >= self.task.settings().checkpoint_every && !self.checkpointing {
+        let due = self.checkpoint_due(self.standing.pointer.k) && !self.checkpointing;
+        let positions = match ahead {
+            Some(ahead) => {
+                // It waits for nothing else.
+                let _ = ahead.turn.send(self.standing.clone());
+                ahead.positions.filter(|_| due)
+            }
+            None => due.then(|| self.engine.checkpoint()),
+        };
+        if let Some(positions) = positions {
             self.checkpointing = true;
             let (task, fence, standing) = (self.task, self.fence, self.standing.clone());
-            let positions = self.engine.checkpoint();
             self.start(async move {
                 let written = task.write_checkpoint(fence, &standing, positions).await;
                 Event::Checkpointed(written, standing.pointer.k)
             });
         }
+    }
+
+    /// Whether a checkpoint is to be written once window `k` is committed.
+    fn checkpoint_due(&self, k: u64) -> bool {
+        k.saturating_sub(self.checkpointed) >= self.task.settings().checkpoint_every
     }
 
     fn show_checkpoint_age(&self) {
@@ -282,7 +314,7 @@ impl<'a> Session<'a> {
 
     fn close(&mut self, press: Press) {
         if self.committing {
-            return;
+            return self.close_ahead();
         }
         let Some(close) = self.engine.close(press) else {
             return;
@@ -293,14 +325,49 @@ impl<'a> Session<'a> {
             Close::Window(window) => {
                 let writing = &self.task.status.writing;
                 writing.store(window.record_bytes, Relaxed);
-                self.start(
-                    async move { Event::Committed(task.commit(fence, &standing, &window).await) },
-                )
+                self.window = Some(standing.pointer.k + 1);
+                let turn = Turn::Now(standing);
+                self.start(async move { Event::Committed(task.commit(fence, turn, &window).await) })
             }
             Close::Idle(t_end) => self.start(async move {
                 Event::Committed(task.commit_idle(fence, &standing, t_end).await)
             }),
         }
+    }
+
+    /// Closes the window after the one that is being committed, to be encoded meanwhile: one that is
+    /// full, while there is room for its records and as many encoded bytes.
+    fn close_ahead(&mut self) {
+        let budget = &self.task.context.budget;
+        let target = self.task.settings().target_bytes as usize;
+        let fits = budget.used() + self.reserved + target <= budget.limit();
+        let Some(k) = self.window.filter(|_| self.ahead.is_none() && fits) else {
+            return;
+        };
+        if !self.engine.is_full() {
+            return;
+        }
+        let positions = self.checkpoint_due(k).then(|| self.engine.checkpoint());
+        let Some(Close::Window(window)) = self.engine.close(Press::None) else {
+            return;
+        };
+        let record_bytes = window.record_bytes;
+        let writing = &self.task.status.writing;
+        writing.fetch_add(record_bytes, Relaxed);
+        let (turn, committed) = oneshot::channel();
+        self.ahead = Some(Ahead {
+            turn,
+            record_bytes,
+            positions,
+        });
+        let turn = Turn::Later(Waiting {
+            k,
+            lineage: self.standing.lineage.clone(),
+            committed,
+            room: budget.hold(target),
+        });
+        let (task, fence) = (self.task, self.fence);
+        self.start(async move { Event::Committed(task.commit(fence, turn, &window).await) });
     }
 
     /// Begins a window whose records do not fit in memory; `false` when there is none to begin.
@@ -315,7 +382,8 @@ impl<'a> Session<'a> {
         };
         let (task, fence, standing) = (self.task, self.fence, self.standing.clone());
         self.start(async move {
-            let intent = task.intent(&standing, t_start, t_end, &gaps);
+            let (after, lineage) = (standing.pointer.k, &standing.lineage);
+            let intent = task.intent(after, lineage, t_start, t_end, &gaps);
             let written = fence.write_intent(&intent).await;
             Event::Oversized(
                 written

@@ -173,6 +173,10 @@ impl Session<'_> {
     // Reading.
 
     pub(super) fn read(&mut self) {
+        if self.committing && self.engine.is_full() {
+            // The next window is here: more would only take memory until this one is committed.
+            return;
+        }
         while self.engine.has_ready() && self.fetches < self.task.settings().fetch_concurrency {
             let Some(room) = self.room() else { return };
             let reads = self.engine.next_reads(self.entries(room));

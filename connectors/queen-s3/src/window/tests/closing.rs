@@ -207,3 +207,29 @@ fn a_stop_finishes_a_window_that_has_been_open_for_ten_seconds_of_the_brokers_cl
     pass(&mut engine, 1_030, &[]);
     assert!(engine.close(Press::Drain).is_none());
 }
+
+#[test]
+fn a_window_is_full_once_it_could_close_and_its_size_is_reached() {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_100, &[listed("a", 0, 9, None)]);
+    read(&mut engine, "a", &[(0, 1_001), (1, 1_002)], 10);
+    assert!(!engine.is_full(), "it is small");
+    engine.policy.target_bytes = engine.buffered_bytes();
+    assert!(!engine.is_full(), "an unread record may share the last ts");
+    read(&mut engine, "a", &[(2, 1_003), (3, 1_004)], 10);
+    assert!(engine.is_full());
+    let buffered = engine.buffered_bytes();
+    assert!(window(&mut engine).record_bytes < buffered);
+    assert!(!engine.is_full(), "the rest is small again");
+}
+
+#[test]
+fn a_whole_hour_is_full_when_more_than_a_window_is_buffered() {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 9_000, &[listed("a", 0, 3, None)]);
+    read(&mut engine, "a", &[(0, 1_001), (1, 4_000)], 4);
+    engine.policy.target_bytes = engine.buffered_bytes() + 1;
+    assert!(!engine.is_full(), "much may come before it has to wait");
+    read(&mut engine, "a", &[(2, 8_000), (3, 8_001)], 4);
+    assert!(engine.is_full());
+}

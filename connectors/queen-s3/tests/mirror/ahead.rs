@@ -1,0 +1,140 @@
+//! The window after the one that is being committed: encoded meanwhile, written in its turn.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use futures::TryStreamExt;
+use queen_s3::broker::Name;
+use queen_s3::bucket::Bucket;
+use queen_s3::lake::checkpoint::Checkpoint;
+use queen_s3::limits::MIB;
+use tokio::time::Instant;
+
+use crate::bucket::{Do, MemoryBucket};
+use crate::history::records;
+use crate::log::Log;
+use crate::sink::{Options, Sink, committed, eventually};
+use crate::{HOUR, SECOND, TEN, in_virtual_time};
+
+const QUEUE: &str = "orders";
+const WINDOWS: u64 = 5;
+/// Records of a window, of about 100 KiB each.
+const RECORDS: i64 = 10;
+/// Payload bytes of a window.
+const WINDOW: u64 = RECORDS as u64 * (100 << 10);
+/// How long a manifest takes to be written.
+const SLOW: Duration = Duration::from_secs(20);
+
+fn payload(_: &str, offset: i64) -> String {
+    format!("{{\"n\":{offset},\"pad\":\"{}\"}}", "x".repeat(100 << 10))
+}
+
+/// A log of so many windows of a mebibyte and half a one, in its last whole hour.
+fn log() -> Arc<Log> {
+    let log = Log::new(TEN + HOUR + 10 * SECOND, payload);
+    log.create(QUEUE);
+    for record in 0..WINDOWS as i64 * RECORDS + RECORDS / 2 {
+        log.write(QUEUE, &Name::from("p"), TEN + record * SECOND, 1);
+    }
+    log
+}
+
+/// A store that is slow to take a manifest.
+fn bucket() -> Arc<MemoryBucket> {
+    let bucket = Arc::<MemoryBucket>::default();
+    bucket.plan(
+        |asked| match asked.operation == "put" && asked.key.contains("/windows/") {
+            true => Do::Slowly(SLOW),
+            false => Do::Go,
+        },
+    );
+    bucket
+}
+
+fn options() -> Options {
+    let mut options = Options::new();
+    options.settings.target_bytes = MIB as u64;
+    options.settings.checkpoint_every = 1;
+    options.settings.lease_ttl = Duration::from_secs(120);
+    options
+}
+
+/// When the PUT of the object whose key holds `part` was made.
+fn put(bucket: &MemoryBucket, part: &str) -> Option<Instant> {
+    bucket.asked("put", part).first().map(|asked| asked.at)
+}
+
+#[test]
+fn a_full_window_is_encoded_while_the_one_before_it_is_committed_and_goes_up_in_its_turn() {
+    in_virtual_time(async {
+        let (log, bucket) = (log(), bucket());
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options());
+        let status = sink.status.queue(QUEUE);
+        eventually("two windows are closed", || {
+            status.writing.load(Relaxed) >= 2 * WINDOW
+        })
+        .await;
+        assert_eq!(committed(&log, QUEUE).0, 0, "the first is not committed");
+        eventually("every window", || committed(&log, QUEUE).0 > WINDOWS).await;
+        sink.stop().await;
+        for k in 2..=WINDOWS {
+            let data = put(&bucket, &format!("/w-{k:010}-")).expect("it went up");
+            let before = put(&bucket, &format!("/windows/{:010}", k - 1)).expect("a manifest");
+            assert!(data >= before + SLOW, "window {k} went up before its turn");
+        }
+        assert_eq!(records(&bucket), log.records(QUEUE));
+    });
+}
+
+#[test]
+fn a_checkpoint_is_of_its_window_whatever_is_closed_by_then() {
+    in_virtual_time(async {
+        let (log, bucket) = (log(), bucket());
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options());
+        let mut seen = Vec::new();
+        eventually("every window", || {
+            seen.extend(bucket.checkpoints());
+            committed(&log, QUEUE).0 >= WINDOWS
+        })
+        .await;
+        sink.stop().await;
+        seen.sort_unstable();
+        seen.dedup();
+        assert!(seen.len() as u64 >= WINDOWS - 1, "{seen:?}");
+        let manifests = bucket.manifests(QUEUE);
+        for key in bucket.checkpoints() {
+            let object = bucket.get(&key).await.expect("an answer");
+            let pieces = object.expect("it is there").stream.try_collect::<Vec<_>>();
+            let object = pieces.await.expect("its bytes").concat();
+            let checkpoint = Checkpoint::decode(&object).expect("a checkpoint");
+            let records: u64 = manifests
+                .iter()
+                .filter(|manifest| manifest["k"].as_u64() <= Some(checkpoint.k))
+                .filter_map(|manifest| manifest["records"].as_u64())
+                .sum();
+            let offsets: Vec<i64> = checkpoint.positions.iter().map(|one| one.offset).collect();
+            assert_eq!(offsets, [records as i64], "after window {}", checkpoint.k);
+        }
+    });
+}
+
+#[test]
+fn without_room_for_it_no_window_is_closed_before_its_turn() {
+    in_virtual_time(async {
+        let (log, bucket) = (log(), bucket());
+        let mut options = options();
+        options.memory = 3 * MIB;
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+        let status = sink.status.queue(QUEUE);
+        let mut most = 0;
+        eventually("every window", || {
+            most = most.max(status.writing.load(Relaxed));
+            committed(&log, QUEUE).0 > WINDOWS
+        })
+        .await;
+        sink.stop().await;
+        assert!(most < 2 * WINDOW, "{most} bytes were being written");
+        assert_eq!(records(&bucket), log.records(QUEUE));
+    });
+}
