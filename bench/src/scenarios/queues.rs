@@ -13,6 +13,8 @@ use crate::{Plan, usage};
 pub const NAME: &str = "queues";
 const QUEUES: usize = 500;
 const SECONDS: usize = 60;
+/// How long no request is made before every queue counts as idle.
+const SETTLED_FOR: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Measures the scenario.
@@ -42,6 +44,18 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     eventually(LIMIT, owned)
         .await
         .with_context(|| format!("claiming the queues:{}", sink.logs().tail()))?;
+
+    // The start of each queue asks the bucket a few things; an idle one nothing.
+    let mut last = None;
+    let settled = async || {
+        let requests = s3_requests(&sink.metrics().await?);
+        let settled = last.replace(requests) == Some(requests);
+        tokio::time::sleep(SETTLED_FOR).await;
+        Ok(settled.then_some(()))
+    };
+    eventually(LIMIT, settled)
+        .await
+        .with_context(|| format!("the queues' first windows:{}", sink.logs().tail()))?;
 
     let broker = stack.broker.pid().context("the broker runs")?;
     let read = async || {

@@ -29,6 +29,8 @@ const MEMORY_BAR: f64 = 200.0;
 /// Time of a discovery page in the wide queue over that in one with a thousand partitions.
 const PAGE_BAR: f64 = 1.5;
 const PAGES: usize = 50;
+/// The default: a checkpoint costs by the tracked partition, and belongs to so many windows.
+const CHECKPOINT_EVERY: usize = 20;
 
 /// Measures the scenario.
 pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
@@ -87,15 +89,24 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         ),
     ]);
 
-    // A window of every checkpoint is behind it, so that the restart has one to go by.
-    let checkpoints = stack.lake(WIDE).bucket().join(Stack::PREFIX).join("_queen");
+    let sidecars = stack.lake(WIDE).bucket().join(Stack::PREFIX).join("_queen");
+    let checkpoints = sidecars.join(WIDE).join(WIDE).join("checkpoint");
+    let written = async || {
+        push(&stack, WIDE, &payloads, 1).await?;
+        Ok(std::fs::read_dir(&checkpoints)
+            .is_ok_and(|mut files| files.next().is_some())
+            .then_some(()))
+    };
+    eventually(LIMIT, written)
+        .await
+        .with_context(|| format!("a checkpoint:{}", sink.logs().tail()))?;
     for (name, keep) in [("with a checkpoint", true), ("without a checkpoint", false)] {
         // A clean stop hands the lease over: what is measured is not the wait for it.
         sink.signal(Signal::TERM);
         sink.ended(LIMIT).await?;
         if !keep {
-            let folder = checkpoints.join(WIDE).join(WIDE).join("checkpoint");
-            std::fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
+            std::fs::remove_dir_all(&checkpoints)
+                .with_context(|| checkpoints.display().to_string())?;
         }
         let (took, fetches) = restart(&stack, &mut sink, &payloads).await?;
         figures.push(Figure::new(
@@ -132,7 +143,7 @@ async fn stream(
     let mut options = SinkOptions::new(queue)
         .with("QUEEN_S3_MAX_WINDOW_MS", 2_000)
         .with("QUEEN_S3_DISCOVERY_INTERVAL_MS", 500)
-        .with("QUEEN_S3_CHECKPOINT_EVERY", 2)
+        .with("QUEEN_S3_CHECKPOINT_EVERY", CHECKPOINT_EVERY)
         .with("QUEEN_S3_LEASE_TTL_MS", 30_000);
     options.name = queue.into();
     options.instance = queue.into();
@@ -202,7 +213,7 @@ async fn push(stack: &Stack, queue: &str, payloads: &Payloads, seconds: usize) -
     Ok(())
 }
 
-/// Starts the killed sink again while records come, and waits for its next window.
+/// Starts the sink again while records come, and waits for its next window.
 async fn restart(stack: &Stack, sink: &mut Sink, payloads: &Payloads) -> Result<(Duration, f64)> {
     let begin = Instant::now();
     sink.start_again(&[])?;

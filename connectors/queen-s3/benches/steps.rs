@@ -14,12 +14,17 @@ use bytes::Bytes;
 use queen_s3::broker::{FetchEntry, FetchRequest};
 use queen_s3::encode::{ObjectEncoder, ObjectSpec, record_bytes};
 use queen_s3::lake::{Compression, Format};
+use queen_s3::limits::PARQUET_MAX_WORKERS;
 use queen_s3::memory::MemoryBudget;
-use queen_s3::record::{Chunk, decode_fetch};
+use queen_s3::record::{Chunk, decode_fetch, decode_segments};
 use serde_json::json;
+use zstd::bulk::Compressor;
+use zstd::zstd_safe::CParameter;
 
 const PARTITIONS: usize = 1_000;
 const RECORDS: usize = 150;
+/// Records of a segment.
+const SEGMENT: usize = 100;
 const REPETITIONS: usize = 5;
 
 fn main() -> Result<()> {
@@ -43,6 +48,7 @@ fn main() -> Result<()> {
         .collect();
     let total: u64 = lengths.iter().sum();
     let lines = encode(Format::Jsonl, Compression::None, total, &chunks)?;
+    let segments = segments(&chunks)?;
 
     let floor = median(|| zstd_alone(&lines))?;
     let rows = [
@@ -50,6 +56,13 @@ fn main() -> Result<()> {
             "scan a fetch answer",
             median(|| {
                 black_box(decode_fetch(&request, body.clone(), &budget)?);
+                Ok(())
+            })?,
+        ),
+        (
+            "read the same as segments",
+            median(|| {
+                black_box(decode_segments(&request, &segments, &budget)?);
                 Ok(())
             })?,
         ),
@@ -166,6 +179,42 @@ fn answer() -> (FetchRequest, Bytes) {
     (request, body.into())
 }
 
+/// The same answer as a broker that sends its segments gives it.
+fn segments(chunks: &[(Arc<str>, Chunk)]) -> Result<Vec<u8>> {
+    let mut compressor = Compressor::new(1)?;
+    compressor.set_parameter(CParameter::ChecksumFlag(true))?;
+    let mut body = b"QSEG\x01".to_vec();
+    body.extend((chunks.len() as u32).to_le_bytes());
+    for (partition, chunk) in chunks {
+        for name in ["orders", partition] {
+            body.extend((name.len() as u16).to_le_bytes());
+            body.extend(name.as_bytes());
+        }
+        body.extend((chunk.records().len() as i64).to_le_bytes());
+        body.extend(0_i64.to_le_bytes());
+        for records in chunk.records().chunks(SEGMENT) {
+            let mut content = vec![1];
+            for record in records {
+                let id = chunk.batch.transaction_id(record);
+                let payload = chunk.batch.payload(record);
+                content.extend((id.len() as u32 + 2).to_le_bytes());
+                content.extend((payload.len() as u32).to_le_bytes());
+                content.extend([b"\"", id, b"\"", payload].concat());
+            }
+            let block = compressor.compress(&content)?;
+            body.push(1);
+            body.extend(records[0].offset.to_le_bytes());
+            body.extend(records[0].ts.0.to_le_bytes());
+            body.extend((records.len() as u32).to_le_bytes());
+            body.extend((content.len() as u32).to_le_bytes());
+            body.extend((block.len() as u32).to_le_bytes());
+            body.extend(block);
+        }
+        body.extend([0, 0]);
+    }
+    Ok(body)
+}
+
 fn encode(
     format: Format,
     compression: Compression,
@@ -177,6 +226,7 @@ fn encode(
         compression,
         queue: "orders".to_owned(),
         record_bytes,
+        row_groups: PARQUET_MAX_WORKERS,
     };
     let mut encoder = ObjectEncoder::new(&spec)?;
     let mut object = Vec::new();

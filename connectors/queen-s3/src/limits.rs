@@ -93,7 +93,7 @@ pub const LISTED_HOURS: i64 = 48;
 /// Record bytes that are handed to the encoder at a time.
 pub const ENCODE_STEP_BYTES: usize = 4 * MIB;
 /// Parts of one multipart upload that are in flight at a time.
-pub const PARTS_IN_FLIGHT: usize = 4;
+pub const PARTS_IN_FLIGHT: usize = 8;
 /// Rendered bytes that one fetch call aims at, at most.
 pub const FETCH_CALL_BYTES: usize = 16 * MIB;
 /// Rendered bytes that one fetch call aims at, at least.

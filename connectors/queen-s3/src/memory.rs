@@ -17,6 +17,8 @@ use crate::limits::SPARE_BUFFER_LEAST_BYTES;
 pub struct MemoryBudget {
     limit: usize,
     used: AtomicUsize,
+    /// Of that, what is kept free for bytes to come.
+    reserved: AtomicUsize,
     spare: Mutex<Vec<Vec<u8>>>,
 }
 
@@ -26,6 +28,7 @@ impl MemoryBudget {
         Arc::new(Self {
             limit,
             used: AtomicUsize::new(0),
+            reserved: AtomicUsize::new(0),
             spare: Mutex::default(),
         })
     }
@@ -35,7 +38,14 @@ impl MemoryBudget {
         self.limit
     }
 
-    /// Bytes held now; may pass the limit, because an answer's size is known only once it is here.
+    /// Bytes held by records now.
+    pub fn buffered(&self) -> usize {
+        let reserved = self.reserved.load(Ordering::Relaxed);
+        self.used().saturating_sub(reserved)
+    }
+
+    /// Bytes held or reserved now; may pass the limit, because an answer's size is known only once it
+    /// is here.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
@@ -79,6 +89,20 @@ impl MemoryBudget {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Keeps `bytes` free for what is to come, if they and `more` are.
+    pub fn reserve(self: &Arc<Self>, bytes: usize, more: usize) -> Option<Reservation> {
+        let fits = |used: usize| {
+            let taken = used.checked_add(bytes)?;
+            (taken.checked_add(more)? <= self.limit).then_some(taken)
+        };
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+            .ok()?;
+        self.reserved.fetch_add(bytes, Ordering::Relaxed);
+        let budget = Arc::clone(self);
+        Some(Reservation(Hold { budget, bytes }))
+    }
+
     /// Counts `bytes` until the returned hold is dropped.
     pub fn hold(self: &Arc<Self>, bytes: usize) -> Hold {
         self.used.fetch_add(bytes, Ordering::Relaxed);
@@ -86,6 +110,27 @@ impl MemoryBudget {
             budget: Arc::clone(self),
             bytes,
         }
+    }
+}
+
+/// Room in a [`MemoryBudget`] for as long as this lives.
+#[derive(Debug)]
+pub struct Reservation(Hold);
+
+impl Reservation {
+    /// Gives back what is beyond `bytes`.
+    pub fn shrink(&mut self, bytes: usize) {
+        let beyond = self.0.bytes.saturating_sub(bytes);
+        self.0.bytes -= beyond;
+        self.0.budget.reserved.fetch_sub(beyond, Ordering::Relaxed);
+        self.0.budget.used.fetch_sub(beyond, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let bytes = self.0.bytes;
+        self.0.budget.reserved.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -149,6 +194,24 @@ mod tests {
         assert_eq!(budget.used(), other.bytes());
         drop(other);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn room_is_reserved_only_where_there_is_some_and_is_not_buffered() {
+        let budget = MemoryBudget::new(100);
+        let hold = budget.hold(30);
+        assert!(budget.reserve(50, 21).is_none());
+        let mut room = budget.reserve(50, 20).expect("it fits");
+        assert_eq!((budget.used(), budget.buffered()), (80, 30));
+        assert!(budget.reserve(21, 0).is_none());
+        room.shrink(60);
+        assert_eq!(budget.used(), 80, "it only gets smaller");
+        room.shrink(10);
+        assert_eq!((budget.used(), budget.buffered()), (40, 30));
+        drop(room);
+        assert_eq!((budget.used(), budget.buffered()), (30, 30));
+        drop(hold);
+        assert_eq!((budget.used(), budget.buffered()), (0, 0));
     }
 
     #[test]

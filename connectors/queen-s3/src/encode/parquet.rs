@@ -26,8 +26,8 @@ use super::row_group::{Columns, EncodedRowGroup, RowGroup};
 use super::{EncodeError, ObjectSpec, ObjectSummary};
 use crate::lake::Compression;
 use crate::limits::{
-    PARQUET_BATCH_ROWS, PARQUET_DICTIONARY_PAGE_BYTES, PARQUET_MAX_WORKERS, PARQUET_PAGE_BYTES,
-    PARQUET_PAGE_ROWS, ROW_GROUP_RECORDS, ZSTD_LEVEL,
+    PARQUET_BATCH_ROWS, PARQUET_DICTIONARY_PAGE_BYTES, PARQUET_PAGE_BYTES, PARQUET_PAGE_ROWS,
+    ROW_GROUP_RECORDS, ZSTD_LEVEL,
 };
 use crate::record::Chunk;
 
@@ -62,7 +62,7 @@ impl ParquetEncoder {
     /// An encoder for one object.
     pub(super) fn new(spec: &ObjectSpec) -> Result<Self, EncodeError> {
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        Self::with_workers(spec, cores.min(PARQUET_MAX_WORKERS))
+        Self::with_workers(spec, cores.min(spec.row_groups))
     }
 
     fn with_workers(spec: &ObjectSpec, workers: usize) -> Result<Self, EncodeError> {

@@ -17,6 +17,7 @@ fn spec(compression: Compression) -> ObjectSpec {
         compression,
         queue: "orders".to_owned(),
         record_bytes: 0,
+        row_groups: 1,
     }
 }
 
@@ -336,6 +337,28 @@ fn the_bytes_of_a_window_are_these() {
         format!("{compression} {} {}", object.len(), hex(&summary.sha256))
     });
     insta::assert_snapshot!(digests.join("\n"));
+}
+
+#[test]
+fn what_is_allocated_follows_the_bytes_and_not_the_records() {
+    let payload = |bytes: usize| format!("\"{}\"", "x".repeat(bytes));
+    let allocated = |records: i64, payload: &str| {
+        let records: Vec<_> = (0..records)
+            .map(|offset| (offset, TS, "t", payload))
+            .collect();
+        let chunk = chunks(&batch(&records), records.len())[0].clone();
+        let counted = allocation_counter::measure(|| {
+            let mut encoder =
+                ParquetEncoder::with_workers(&spec(Compression::Snappy), 1).expect("an encoder");
+            encoder.push("p", &chunk).expect("it encodes");
+            encoder.finish().expect("it ends");
+        });
+        counted.count_total
+    };
+    let few = allocated(1_000, &payload(4_000));
+    let many = allocated(50_000, &payload(80));
+    // Pages and statistics, and nothing for a record.
+    assert!(many <= few + 500, "{few}, and {many} for 50,000 records");
 }
 
 #[test]

@@ -110,7 +110,7 @@ impl RowGroup {
         }
         writer.write_batch(&values, optional.then_some(&levels), None)?;
         let close = writer.close()?;
-        let content = content.into_inner()?.into();
+        let content = content.into_inner()?.into_boxed_slice().into();
         Ok(EncodedColumn { content, close })
     }
 }

@@ -123,7 +123,7 @@ impl Collector for Exposition {
         out.gauge(
             "queen_s3_buffer_bytes",
             "Buffered record bytes across every queue, against QUEEN_S3_MEMORY_MB.",
-            Some(self.budget.used()),
+            Some(self.budget.buffered()),
         )?;
         self.encode_fetches(&mut out)?;
         out.gauge_per_queue(

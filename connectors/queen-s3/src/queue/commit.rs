@@ -18,17 +18,20 @@ use crate::gaps::{Gaps, count};
 use crate::lake::documents::{CommitPointer, Intent};
 use crate::lake::manifest::Manifest;
 use crate::lake::{Format, Layout, Shape};
+use crate::memory::Reservation;
 use crate::ownership::Fence;
 use crate::time::Micros;
 use crate::window::ClosedWindow;
 
 impl Task {
-    /// Writes a closed window when its turn has come, and moves the pointer over it. Its records are
-    /// encoded at once.
+    /// Writes a closed window when its turn has come, and moves the pointer over it. Before that its
+    /// records are encoded; an error of theirs waits for the turn, too, because the window before it
+    /// is to be committed all the same. `room` is what they take until they are up.
     pub(super) async fn commit(
         &self,
         fence: &Fence,
         turn: Turn,
+        room: Option<Reservation>,
         window: &ClosedWindow,
     ) -> Result<Standing, End> {
         let gaps = Gaps {
@@ -37,7 +40,7 @@ impl Task {
         };
         let (after, lineage) = (turn.after(), turn.lineage());
         let intent = self.intent(after, lineage, window.t_start, window.t_end, &gaps);
-        let gate = &Gate::closed();
+        let (gate, ahead) = (&Gate::closed(), !turn.is_now());
         let opening = async {
             let standing = turn.come().await;
             fence.write_intent(&intent).await?;
@@ -45,8 +48,16 @@ impl Task {
             gate.open();
             Ok(standing)
         };
-        let building = self.build(Permit { gate, fence }, &intent, window);
+        let building = async {
+            if !ahead {
+                gate.pass().await;
+            }
+            let content = self.build(Permit { gate, fence }, &intent, window).await;
+            gate.pass().await;
+            content
+        };
         let (standing, content) = try_join!(opening, building)?;
+        drop(room);
         self.conclude(fence, &standing, &intent, content, gaps)
             .await
     }

@@ -4,7 +4,6 @@
 use tokio::sync::{oneshot, watch};
 
 use super::Standing;
-use crate::memory::Hold;
 use crate::ownership::Fence;
 
 /// What a window is the next one after.
@@ -23,8 +22,6 @@ pub(super) struct Waiting {
     pub(super) lineage: String,
     /// Tells that the window before it is committed.
     pub(super) committed: oneshot::Receiver<Standing>,
-    /// Room for what is encoded before it may go up.
-    pub(super) room: Hold,
 }
 
 impl Turn {
@@ -44,15 +41,17 @@ impl Turn {
         }
     }
 
+    /// Whether it has come already.
+    pub(super) fn is_now(&self) -> bool {
+        matches!(self, Self::Now(_))
+    }
+
     /// Waits until it has come.
     pub(super) async fn come(self) -> Standing {
         match self {
             Self::Now(standing) => standing,
             Self::Later(waiting) => match waiting.committed.await {
-                Ok(standing) => {
-                    drop(waiting.room);
-                    standing
-                }
+                Ok(standing) => standing,
                 // The window before it failed, and the session ends with this one undone.
                 Err(_) => std::future::pending().await,
             },

@@ -16,7 +16,7 @@ use crate::encode::ObjectSpec;
 use crate::lake::documents::Intent;
 use crate::lake::manifest::{ManifestObject, OffsetRange, hex};
 use crate::lake::{Layout, Shape};
-use crate::limits::OBJECTS_IN_FLIGHT;
+use crate::limits::{OBJECTS_IN_FLIGHT, PARQUET_MAX_WORKERS, ROW_GROUP_BYTES};
 use crate::record::Chunk;
 use crate::time::Micros;
 
@@ -209,7 +209,7 @@ impl<'a> WindowWriter<'a> {
                 Some(&**partition),
             ),
         };
-        let spec = spec(self.task, self.shape, record_bytes);
+        let spec = spec(self.task, self.shape, record_bytes, self.looking);
         ObjectWriter::new(
             self.task,
             self.permit,
@@ -269,8 +269,16 @@ impl<'a> WindowWriter<'a> {
     }
 }
 
-fn spec(task: &Task, shape: Shape, record_bytes: u64) -> ObjectSpec {
+fn spec(task: &Task, shape: Shape, record_bytes: u64, looking: Looking) -> ObjectSpec {
+    let budget = task.context.budget.limit() as u64;
     ObjectSpec {
+        // A redo reads its records as they are needed and holds no more of them than it must.
+        row_groups: match looking {
+            Looking::Nowhere => {
+                (budget / (4 * ROW_GROUP_BYTES)).clamp(1, PARQUET_MAX_WORKERS as u64) as usize
+            }
+            Looking::AtBytes | Looking::AtRecords => 1,
+        },
         format: shape.format,
         compression: shape.compression,
         queue: task.queue.to_string(),
@@ -307,8 +315,8 @@ async fn emptied(
     shape: Shape,
     key: String,
 ) -> Result<Option<(ManifestObject, Tally)>, Trouble> {
-    let spec = spec(task, shape, 0);
     let looking = Looking::AtRecords;
+    let spec = spec(task, shape, 0, looking);
     let object = ObjectWriter::new(task, permit, key, intent.k, None, &spec, looking).await?;
     if !object.was_there() {
         return Ok(None);

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use zstd::bulk::Compressor;
 use zstd::zstd_safe::CParameter;
 
-use super::super::decode_fetch;
+use super::super::{RecordIndex, decode_fetch};
 use super::*;
 use crate::broker::FetchEntry;
 
@@ -411,6 +411,14 @@ fn allocations_do_not_grow_with_the_records() {
             let answer = decode_segments(&request, &body, &budget).expect("it reads");
             assert_eq!(answer.batch.index().len() as i64, count);
         });
+        let kept = content.len() as u64 + count as u64 * size_of::<RecordIndex>() as u64;
+        // Room for the decompressor and the answer's few parts, and none for a copy of the records.
+        let room = 256 << 10;
+        assert!(
+            counted.bytes_total <= kept + room,
+            "{} bytes for {kept}",
+            counted.bytes_total
+        );
         counted.count_total
     };
     let (few, many) = (allocations(100), allocations(50_000));

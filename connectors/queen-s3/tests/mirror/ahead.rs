@@ -1,20 +1,21 @@
 //! The window after the one that is being committed: encoded meanwhile, written in its turn.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::TryStreamExt;
 use queen_s3::broker::Name;
 use queen_s3::bucket::Bucket;
+use queen_s3::lake::Layout;
 use queen_s3::lake::checkpoint::Checkpoint;
-use queen_s3::limits::MIB;
+use queen_s3::limits::{MIB, OBJECTS_IN_FLIGHT};
 use tokio::time::Instant;
 
 use crate::bucket::{Do, MemoryBucket};
 use crate::history::records;
 use crate::log::Log;
-use crate::sink::{Options, Sink, committed, eventually};
+use crate::sink::{Options, SINK, Sink, committed, eventually};
 use crate::{HOUR, SECOND, TEN, in_virtual_time};
 
 const QUEUE: &str = "orders";
@@ -85,6 +86,68 @@ fn a_full_window_is_encoded_while_the_one_before_it_is_committed_and_goes_up_in_
         }
         assert_eq!(records(&bucket), log.records(QUEUE));
     });
+}
+
+/// Layout, and from how many bytes on an object goes up in parts.
+const WAYS: [(Layout, u64); 3] = [
+    (Layout::Merged, 64 * MIB as u64),
+    (Layout::Merged, 100 << 10),
+    (Layout::PerPartition, 64 * MIB as u64),
+];
+
+#[test]
+fn nothing_of_a_window_goes_up_before_its_own_intent_is_durable() {
+    for (layout, threshold) in WAYS {
+        in_virtual_time(async {
+            // Of more partitions than objects may be on their way to their end.
+            let log = Log::new(TEN + HOUR + 10 * SECOND, payload);
+            log.create(QUEUE);
+            for record in 0..3 * RECORDS {
+                for partition in 0..=OBJECTS_IN_FLIGHT {
+                    let name = Name::from(format!("p-{partition}"));
+                    log.write(QUEUE, &name, TEN + record * SECOND, 1);
+                }
+            }
+            let bucket = Arc::<MemoryBucket>::default();
+            let (early, seen) = (Arc::<Mutex<Vec<String>>>::default(), Arc::clone(&log));
+            let found = Arc::clone(&early);
+            bucket.plan(move |asked| {
+                let window = asked
+                    .key
+                    .rsplit("/w-")
+                    .next()
+                    .and_then(|rest| rest.get(..10));
+                let writes = ["put", "multipart_create"].contains(&asked.operation);
+                if let Some(Ok(k)) = window.map(str::parse::<u64>).filter(|_| writes) {
+                    let intent = seen.document(&format!("s3:{SINK}:{QUEUE}:intent"));
+                    let named = intent.and_then(|intent| intent["k"].as_u64());
+                    if named != Some(k) || committed(&seen, QUEUE).0 + 1 != k {
+                        found.lock().expect("no panic").push(asked.key.clone());
+                    }
+                }
+                match asked.key.contains("/windows/") && asked.operation == "put" {
+                    true => Do::Slowly(SLOW),
+                    false => Do::Go,
+                }
+            });
+            let mut options = options();
+            options.settings.target_bytes = 10 * WINDOW;
+            options.settings.shape.layout = layout;
+            options.settings.multipart_threshold_bytes = threshold;
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+            let status = sink.status.queue(QUEUE);
+            let mut ahead = false;
+            eventually("every record", || {
+                ahead |= status.writing.load(Relaxed) > 15 * WINDOW;
+                committed(&log, QUEUE).1 > TEN + 3 * RECORDS * SECOND
+            })
+            .await;
+            sink.stop().await;
+            assert!(ahead, "no window was closed ahead of its turn");
+            assert_eq!(*early.lock().expect("no panic"), Vec::<String>::new());
+            assert_eq!(records(&bucket), log.records(QUEUE));
+        });
+    }
 }
 
 #[test]

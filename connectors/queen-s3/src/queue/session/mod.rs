@@ -327,7 +327,9 @@ impl<'a> Session<'a> {
                 writing.store(window.record_bytes, Relaxed);
                 self.window = Some(standing.pointer.k + 1);
                 let turn = Turn::Now(standing);
-                self.start(async move { Event::Committed(task.commit(fence, turn, &window).await) })
+                self.start(async move {
+                    Event::Committed(task.commit(fence, turn, None, &window).await)
+                })
             }
             Close::Idle(t_end) => self.start(async move {
                 Event::Committed(task.commit_idle(fence, &standing, t_end).await)
@@ -336,22 +338,26 @@ impl<'a> Session<'a> {
     }
 
     /// Closes the window after the one that is being committed, to be encoded meanwhile: one that is
-    /// full, while there is room for its records and as many encoded bytes.
+    /// full, while there is room for its records, as many encoded bytes, and what is read meanwhile.
     fn close_ahead(&mut self) {
-        let budget = &self.task.context.budget;
-        let target = self.task.settings().target_bytes as usize;
-        let fits = budget.used() + self.reserved + target <= budget.limit();
-        let Some(k) = self.window.filter(|_| self.ahead.is_none() && fits) else {
+        let Some(k) = self.window.filter(|_| self.ahead.is_none()) else {
             return;
         };
         if !self.engine.is_full() {
             return;
         }
+        let settings = self.task.settings();
+        let reading = self.reserved + settings.fetch_concurrency * self.call_bytes();
+        let budget = &self.task.context.budget;
+        let Some(mut room) = budget.reserve(settings.target_bytes as usize, reading) else {
+            return;
+        };
         let positions = self.checkpoint_due(k).then(|| self.engine.checkpoint());
         let Some(Close::Window(window)) = self.engine.close(Press::None) else {
             return;
         };
         let record_bytes = window.record_bytes;
+        room.shrink(record_bytes as usize);
         let writing = &self.task.status.writing;
         writing.fetch_add(record_bytes, Relaxed);
         let (turn, committed) = oneshot::channel();
@@ -364,10 +370,10 @@ impl<'a> Session<'a> {
             k,
             lineage: self.standing.lineage.clone(),
             committed,
-            room: budget.hold(target),
         });
         let (task, fence) = (self.task, self.fence);
-        self.start(async move { Event::Committed(task.commit(fence, turn, &window).await) });
+        let room = Some(room);
+        self.start(async move { Event::Committed(task.commit(fence, turn, room, &window).await) });
     }
 
     /// Begins a window whose records do not fit in memory; `false` when there is none to begin.

@@ -225,11 +225,17 @@ impl Session<'_> {
         share.min(enough).clamp(1, FETCH_ENTRIES)
     }
 
+    /// Rendered bytes that a fetch call aims at while memory is no matter.
+    pub(super) fn call_bytes(&self) -> usize {
+        let budget = &self.task.context.budget;
+        let share = budget.limit() / (self.task.settings().fetch_concurrency + 1);
+        share.clamp(FETCH_CALL_LEAST_BYTES, FETCH_CALL_BYTES)
+    }
+
     /// Rendered bytes that one more fetch call may aim at, if it may be sent.
     fn room(&mut self) -> Option<usize> {
         let budget = &self.task.context.budget;
-        let share = budget.limit() / (self.task.settings().fetch_concurrency + 1);
-        let call = share.clamp(FETCH_CALL_LEAST_BYTES, FETCH_CALL_BYTES);
+        let call = self.call_bytes();
         let taken = budget.used() + self.reserved;
         let free = budget.limit().saturating_sub(taken);
         if free >= call {
