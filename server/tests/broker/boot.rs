@@ -73,6 +73,65 @@ async fn a_stop_answers_the_parked_fetches() {
     assert_eq!(parked.await.unwrap().unwrap().status(), 200);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_finishes_the_pushes_that_are_in_flight() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["0"]).await;
+    let other = fixture.another(&[]).await;
+    let (holder, observer) = (fixture.session().await, fixture.session().await);
+    holder
+        .batch_execute("BEGIN; SELECT 1 FROM queen.partitions FOR UPDATE")
+        .await
+        .unwrap();
+    let url = format!("http://{}/api/v1/push", other.address());
+    let body = r#"{"items":[{"queue":"q","partition":"p","payload":1}]}"#;
+    let pushing =
+        tokio::spawn(async move { reqwest::Client::new().post(url).body(body).send().await });
+    let sql = "SELECT count(*) FROM pg_stat_activity
+               WHERE wait_event_type = 'Lock' AND query LIKE '%queen.push%'";
+    until(|| async { observer.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 1 }).await;
+    let broker = std::sync::Arc::clone(other.broker());
+    let stopping = tokio::spawn(other.stop());
+    until(|| async { broker.stopping.is_cancelled() }).await;
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(pushing.await.unwrap().unwrap().status(), 201);
+    stopping.await.unwrap().unwrap();
+    let answer = fixture
+        .fetch(r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#)
+        .await;
+    assert_eq!(answer.record_count(), 2);
+}
+
+/// What `safeTime` assumes of the broker's own writes when it cannot see them.
+#[tokio::test]
+async fn every_session_carries_the_write_timeouts_whatever_the_server_is_set_to() {
+    let off = [
+        ("statement_timeout", "0"),
+        ("lock_timeout", "0"),
+        ("idle_in_transaction_session_timeout", "0"),
+    ];
+    let variables = [
+        ("QUEEN_PG_STATEMENT_TIMEOUT_MS", "7000"),
+        ("QUEEN_PG_LOCK_TIMEOUT_MS", "3000"),
+        ("QUEEN_PG_IDLE_TIMEOUT_MS", "2000"),
+    ];
+    let fixture = Fixture::with(&variables, &off).await;
+    let database = &fixture.broker.broker().database;
+    let (separate, connection) = database.separate().await.unwrap();
+    tokio::spawn(connection);
+    let sql =
+        "SELECT current_setting('statement_timeout') || ' ' || current_setting('lock_timeout')
+                   || ' ' || current_setting('idle_in_transaction_session_timeout')";
+    let (lane, observer) = (database.client().await, database.observer().await);
+    for row in [
+        separate.query_one(sql, &[]).await,
+        lane.unwrap().query_one(sql, &[]).await,
+        observer.unwrap().query_one(sql, &[]).await,
+    ] {
+        assert_eq!(row.unwrap().get::<_, String>(0), "7s 3s 2s");
+    }
+}
+
 #[test]
 fn dev_brings_a_database_of_its_own_and_stops_on_sigterm() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 use queen_protocol::ChangedResponse;
 
-use crate::support::Fixture;
+use crate::support::{Fixture, until};
 
 const ROUTE: &str = "/api/v1/partitions/changed";
 
@@ -181,4 +181,163 @@ async fn a_wrong_call_is_refused_whole() {
         200,
         "a limit is clamped"
     );
+}
+
+#[tokio::test]
+async fn a_partition_never_written_has_no_last_offset_and_an_empty_log() {
+    let fixture = Fixture::start().await;
+    let configured = fixture.post("/api/v1/configure", r#"{"queue":"q"}"#).await;
+    assert_eq!(configured.status, 200);
+    let session = fixture.session().await;
+    let made = "INSERT INTO queen.partitions (queue_id, name) SELECT id, 'p' FROM queen.queues";
+    session.batch_execute(made).await.unwrap();
+    let answer = fixture.changed(r#"{"entries":[{"queue":"q"}]}"#).await;
+    let partition = &answer.entries[0].partitions[0];
+    assert_eq!((partition.last_offset, partition.log_start), (-1, 0));
+    let answer = fixture
+        .fetch(r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#)
+        .await;
+    let entry = &answer.entries[0];
+    assert!(entry.is_ok() && entry.records.is_empty());
+    assert_eq!((entry.high_watermark, entry.log_start_offset), (0, 0));
+}
+
+#[tokio::test]
+async fn the_second_of_the_last_write_only_moves_forward() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["0"]).await;
+    let session = fixture.session().await;
+    // As if the clock had stepped back an hour since.
+    session
+        .batch_execute(
+            "UPDATE queen.partitions SET last_ts = last_ts + interval '1 hour',
+                 last_write_at = last_write_at + interval '1 hour'",
+        )
+        .await
+        .unwrap();
+    let listed = async || {
+        let answer = fixture.changed(r#"{"entries":[{"queue":"q"}]}"#).await;
+        answer.entries[0].partitions[0].clone()
+    };
+    let before = listed().await;
+    fixture.push("q", "p", &["1"]).await;
+    let after = listed().await;
+    assert_eq!((before.last_offset, after.last_offset), (0, 1));
+    assert!(after.last_write_at >= before.last_write_at, "{after:?}");
+}
+
+#[tokio::test]
+async fn a_page_costs_its_rows_however_many_partitions_the_queue_has() {
+    // One session goes through no lane, so it is the one that discovery uses.
+    let variables = [
+        ("QUEEN_PG_CONNECTIONS", "2"),
+        ("QUEEN_RETENTION_INTERVAL_MS", "3600000"),
+    ];
+    let fixture = Fixture::with(&variables, &[]).await;
+    fixture.push("q", "p", &["0"]).await;
+    let session = fixture.session().await;
+    session
+        .batch_execute(
+            "INSERT INTO queen.partitions (queue_id, name)
+             SELECT id, 'n' || n FROM queen.queues, generate_series(1, 20000) n",
+        )
+        .await
+        .unwrap();
+    let read = async || -> i64 {
+        let observer = fixture.broker.broker().database.observer().await.unwrap();
+        let flush = "SELECT pg_stat_force_next_flush()";
+        observer.execute(flush, &[]).await.unwrap();
+        drop(observer);
+        let sql = "SELECT seq_tup_read + idx_tup_fetch + (
+                       SELECT sum(idx_tup_read)::int8 FROM pg_stat_user_indexes
+                       WHERE relid = t.relid)
+                   FROM pg_stat_user_tables t WHERE relname = 'partitions'";
+        session.query_one(sql, &[]).await.unwrap().get(0)
+    };
+    for entry in [
+        r#"{"queue":"q","limit":10}"#,
+        r#"{"queue":"q","limit":10,"since":"2026-01-01T00:00:00Z"}"#,
+    ] {
+        let before = read().await;
+        let answer = fixture
+            .changed(&format!(r#"{{"entries":[{entry}]}}"#))
+            .await;
+        assert_eq!(names(&answer, 0).len(), 10);
+        // The session tells its figures once it is idle.
+        until(|| async { read().await > before }).await;
+        let rows = read().await - before;
+        assert!(rows <= 40, "{entry}: {rows} rows were read");
+    }
+}
+
+/// What one tenant has is told to another as what nobody has: byte for byte, by every reading route.
+#[tokio::test]
+async fn what_another_tenant_has_changes_no_byte_of_an_answer() {
+    const OWNER: &str = "11111111-1111-4111-8111-111111111111";
+    const STRANGER: &str = "22222222-2222-4222-8222-222222222222";
+    let fixture = Fixture::with(&[("QUEEN_TENANCY_HEADER", "true")], &[]).await;
+    let http = reqwest::Client::new();
+    let get = async |path: &str| {
+        let request = http.get(fixture.url() + path);
+        let request = request.header("x-queen-tenant", STRANGER);
+        let answer = request.send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    let ask = async || {
+        let mut answers = Vec::new();
+        for (path, body) in [
+            (ROUTE, r#"{"entries":[{"queue":"q"}]}"#),
+            (
+                ROUTE,
+                r#"{"entries":[{"queue":"q","since":"2020-01-01T00:00:00Z"}]}"#,
+            ),
+            (
+                "/api/v1/kv",
+                r#"[{"op":"get","ns":"n","key":"k"},{"op":"getMany","ns":"n","keys":["k"]},
+                    {"op":"getPrefix","ns":"n","prefix":"k"},{"op":"check","ns":"n","key":"k","expect":0}]"#,
+            ),
+        ] {
+            let answer = fixture.post_as(STRANGER, path, body).await;
+            // `safeTime` is everybody's and goes on.
+            let (_, rest) = answer
+                .text
+                .split_once("safeTimeDegraded")
+                .unwrap_or(("", &answer.text));
+            answers.push((answer.status, rest.to_owned()));
+        }
+        for path in [
+            "/api/v1/kv/n/k",
+            "/api/v1/resources/queues",
+            "/api/v1/dlq",
+            "/api/v1/pop?namespace=space&wait=false",
+            "/api/v1/pop/queue/q?wait=false",
+        ] {
+            answers.push(get(path).await);
+        }
+        answers
+    };
+    let before = ask().await;
+    assert!(before.iter().all(|answer| answer.0 < 300), "{before:?}");
+    for (path, body) in [
+        (
+            "/api/v1/configure",
+            r#"{"queue":"q","options":{"namespace":"space"}}"#,
+        ),
+        (
+            "/api/v1/push",
+            r#"{"items":[{"queue":"q","payload":1,"transactionId":"t"}]}"#,
+        ),
+        (
+            "/api/v1/kv",
+            r#"[{"op":"put","ns":"n","key":"k","value":1,"forever":true}]"#,
+        ),
+    ] {
+        let answer = fixture.post_as(OWNER, path, body).await;
+        assert!(answer.status < 300, "{path}: {}", answer.text);
+    }
+    assert_eq!(ask().await, before);
+    // Nor does the id that the owner pushed count for the stranger.
+    let body = r#"{"items":[{"queue":"q","payload":1,"transactionId":"t"}]}"#;
+    let pushed = fixture.post_as(STRANGER, "/api/v1/push", body).await;
+    assert_eq!(pushed.json()[0]["status"], "queued", "{}", pushed.text);
 }

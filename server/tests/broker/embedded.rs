@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::until;
+use crate::support::{Fixture, until};
 
 /// A broker process whose sink is a shell script. Ends with the value.
 struct Embedding {
@@ -25,21 +25,25 @@ struct Embedding {
 impl Embedding {
     async fn start(script: &str, variables: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let program = folder.path().join("queen-s3");
-        fs::write(
-            &program,
-            format!("#!/bin/bash\ncd {:?}\n{script}\n", folder.path()),
-        )
-        .unwrap();
-        fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        let program = program(&folder, script);
         Self::start_with(folder, &program, variables).await
     }
 
     async fn start_with(folder: TempDir, program: &Path, variables: &[(&str, &str)]) -> Self {
+        let broker = Path::new(env!("CARGO_BIN_EXE_queen"));
+        Self::start_as(broker, folder, program, variables).await
+    }
+
+    async fn start_as(
+        broker: &Path,
+        folder: TempDir,
+        program: &Path,
+        variables: &[(&str, &str)],
+    ) -> Self {
         let postgres = PrivatePostgres::start(Options::throwaway()).unwrap();
         let log = fs::File::create(folder.path().join("broker.log")).unwrap();
         let out = fs::File::create(folder.path().join("broker.out")).unwrap();
-        let broker = Command::new(env!("CARGO_BIN_EXE_queen"))
+        let broker = Command::new(broker)
             .env_clear()
             .env("PATH", std::env::var("PATH").unwrap())
             .env("PORT", "0")
@@ -117,6 +121,15 @@ impl Embedding {
     }
 }
 
+/// A program of this shell script, named as the sink is, in `folder`.
+fn program(folder: &TempDir, script: &str) -> PathBuf {
+    let program = folder.path().join("queen-s3");
+    let text = format!("#!/bin/bash\ncd {:?}\n{script}\n", folder.path());
+    fs::write(&program, text).unwrap();
+    fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    program
+}
+
 impl Drop for Embedding {
     fn drop(&mut self) {
         let _ = self.broker.kill();
@@ -147,6 +160,25 @@ async fn a_sink_that_is_killed_comes_back_after_a_pause() {
         (&status["mode"], &status["restarts"], &status["lastExit"]),
         (&"embedded".into(), &0.into(), &Value::Null)
     );
+    let mut fields: Vec<&str> = status
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect();
+    fields.sort_unstable();
+    let expected = [
+        "backoffMs",
+        "lastExit",
+        "mode",
+        "phase",
+        "pid",
+        "restarts",
+        "uptimeMs",
+    ];
+    assert_eq!(fields, expected);
+    let age = status["uptimeMs"].as_u64().unwrap();
+    until(|| async { embedding.sink().await["uptimeMs"].as_u64().unwrap() > age }).await;
     let killed = Instant::now();
     send(first, Signal::KILL);
     until(|| async { embedding.sink().await["phase"] == "backoff" }).await;
@@ -175,6 +207,51 @@ async fn a_broker_that_is_killed_outright_takes_its_sink_with_it() {
     embedding.signal(Signal::KILL);
     embedding.ended().await;
     until(|| async { is_gone(sink) }).await;
+}
+
+#[tokio::test]
+async fn a_broker_that_is_dropped_kills_its_sink_and_reaps_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let sink = program(&folder, "trap '' TERM HUP INT; while :; do sleep 600; done");
+    let variables = [
+        ("QUEEN_S3_EMBEDDED", "true"),
+        ("QUEEN_S3_BIN", sink.to_str().unwrap()),
+        ("QUEEN_S3_BUCKET", "lake"),
+    ];
+    let fixture = Fixture::with(&variables, &[]).await;
+    let status = async || fixture.get("/status").await.json()["s3"].clone();
+    until(|| async { status().await["phase"] == "running" }).await;
+    let pid = i32::try_from(status().await["pid"].as_i64().unwrap()).unwrap();
+    assert!(!is_gone(pid));
+    drop(fixture);
+    until(|| async { !Path::new(&format!("/proc/{pid}")).exists() }).await;
+}
+
+/// Where nothing else is named, the image needs no configuration.
+#[tokio::test]
+async fn unnamed_the_sink_is_the_file_beside_the_brokers_executable() {
+    let folder = tempfile::tempdir().unwrap();
+    let sink = program(&folder, "exec sleep 600");
+    let broker = folder.path().join("queen");
+    let built = env!("CARGO_BIN_EXE_queen");
+    if fs::hard_link(built, &broker).is_err() {
+        fs::copy(built, &broker).unwrap();
+    }
+    let embedding = Embedding::start_as(&broker, folder, &sink, &[("QUEEN_S3_BIN", "")]).await;
+    embedding.running().await;
+    let log = embedding.read("broker.log");
+    let expected = format!("bin={}", sink.display());
+    assert!(log.contains(&expected), "{expected}\n{log}");
+}
+
+/// An allocation that fails in a writer must not leave half a broker: only then is a child worth its
+/// price.
+#[test]
+fn a_release_aborts_on_a_panic() {
+    let manifest = include_str!("../../../Cargo.toml");
+    let (_, release) = manifest.split_once("[profile.release]").unwrap();
+    let release = release.split("\n[").next().unwrap();
+    assert!(release.lines().any(|line| line == "panic = \"abort\""));
 }
 
 #[tokio::test]

@@ -1,12 +1,28 @@
+use queen::timestamp::Timestamp;
+
 use crate::support::{Fixture, until};
 
 #[tokio::test]
 async fn what_is_not_served_says_so_by_name() {
     let fixture = Fixture::start().await;
     for (path, status, word) in [
+        ("/api/v1/traces", 501, "traces"),
         ("/api/v1/traces/names", 501, "traces"),
-        ("/api/v1/consumer-groups", 501, "consumer groups"),
-        ("/api/v1/resources/queues/q", 501, "queue"),
+        ("/api/v1/consumer-groups", 501, "listing of consumer groups"),
+        ("/api/v1/consumer-groups/g", 501, "details of a group"),
+        ("/api/v1/resources/queues/q", 501, "details of a queue"),
+        ("/api/v1/resources/overview", 501, "resources/overview"),
+        ("/api/v1/resources/namespaces", 501, "resources/namespaces"),
+        ("/api/v1/resources/tasks", 501, "resources/tasks"),
+        ("/api/v1/resources/partitions", 501, "resources/partitions"),
+        ("/api/v1/messages", 501, "messages"),
+        ("/api/v1/messages/p/id", 501, "details of a record"),
+        ("/api/v1/timers", 501, "timers"),
+        ("/api/v1/timers/t", 501, "timers"),
+        ("/api/v1/locks", 501, "locks"),
+        ("/api/v1/ephemeral/q", 501, "ephemeral queues"),
+        ("/api/v1/system/s", 501, "system"),
+        ("/streams/s", 501, "streams"),
         ("/api/v1/nothing", 404, "GET /api/v1/nothing"),
         ("/api/v1/push", 405, "GET /api/v1/push"),
     ] {
@@ -14,11 +30,17 @@ async fn what_is_not_served_says_so_by_name() {
         assert_eq!(answer.status, status, "{path}");
         assert!(answer.error().contains(word), "{path}: {}", answer.error());
     }
-    let answer = fixture.post("/api/v1/transaction", "{}").await;
-    assert_eq!(
-        (answer.status, answer.json()["code"].as_str()),
-        (501, Some("not_implemented"))
-    );
+    for (path, word) in [
+        ("/api/v1/transaction", "transactions"),
+        ("/api/v1/messages/p/id/retry", "retry of a dead letter"),
+    ] {
+        let answer = fixture.post(path, "{}").await;
+        assert_eq!(
+            (answer.status, answer.json()["code"].as_str()),
+            (501, Some("not_implemented"))
+        );
+        assert!(answer.error().contains(word), "{}", answer.error());
+    }
 }
 
 #[tokio::test]
@@ -57,6 +79,7 @@ async fn health_follows_the_database_and_the_broker_survives_its_restart() {
         .post("/api/v1/push", r#"{"items":[{"queue":"q","payload":1}]}"#)
         .await;
     assert_eq!(refused.status, 503);
+    assert_eq!(refused.retry_after.as_deref(), Some("1"));
     fixture.postgres.restart().unwrap();
     until(|| async { fixture.get("/health").await.status == 200 }).await;
     fixture.push("q", "p", &["2"]).await;
@@ -64,6 +87,77 @@ async fn health_follows_the_database_and_the_broker_survives_its_restart() {
         .fetch(r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#)
         .await;
     assert_eq!(answer.record_count(), 2);
+}
+
+#[tokio::test]
+async fn a_database_whose_disk_is_full_is_waited_for_with_503() {
+    const PUSH: &str = r#"{"items":[{"queue":"q","partition":"p","payload":1}]}"#;
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["0"]).await;
+    let session = fixture.session().await;
+    // What PostgreSQL says when a write finds no room.
+    session
+        .batch_execute(
+            "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$;
+             CREATE TRIGGER full_disk BEFORE INSERT ON queen.segments
+                 FOR EACH ROW EXECUTE FUNCTION full_disk()",
+        )
+        .await
+        .unwrap();
+    let refused = fixture.post("/api/v1/push", PUSH).await;
+    assert_eq!(
+        (refused.status, refused.json()["code"].as_str()),
+        (503, Some("database_unavailable"))
+    );
+    assert_eq!(refused.retry_after.as_deref(), Some("1"));
+    assert!(!refused.text.contains("extend file"), "{}", refused.text);
+    session
+        .batch_execute("DROP TRIGGER full_disk ON queen.segments")
+        .await
+        .unwrap();
+    assert_eq!(fixture.post("/api/v1/push", PUSH).await.status, 201);
+    let answer = fixture
+        .fetch(r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#)
+        .await;
+    assert_eq!(answer.record_count(), 2);
+}
+
+#[tokio::test]
+async fn instants_are_utc_with_six_digits_whatever_the_zone_of_the_server() {
+    let zone = [
+        ("timezone", "Pacific/Chatham"),
+        ("datestyle", "German, DMY"),
+    ];
+    let fixture = Fixture::with(&[], &zone).await;
+    let session = fixture.session().await;
+    let set = "ALTER ROLE CURRENT_USER SET timezone = 'Asia/Kathmandu'";
+    session.batch_execute(set).await.unwrap();
+    // A broker whose sessions all begin after the role was changed.
+    let other = fixture.another(&[]).await;
+    let body = r#"{"items":[{"queue":"q","partition":"p","payload":1}]}"#;
+    let pushed = fixture.post_to(&other, "/api/v1/push", body).await;
+    assert_eq!(pushed.status, 201);
+    let body = r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#;
+    let fetched = fixture.post_to(&other, "/api/v1/fetch", body).await;
+    let fetched: queen_protocol::FetchResponse = fetched.typed();
+    let body = r#"{"entries":[{"queue":"q"}]}"#;
+    let changed = fixture
+        .post_to(&other, "/api/v1/partitions/changed", body)
+        .await;
+    let changed: queen_protocol::ChangedResponse = changed.typed();
+    let row = session.query_one("SELECT clock_timestamp()", &[]).await;
+    let now: Timestamp = row.unwrap().get(0);
+    for text in [
+        &fetched.entries[0].records[0].ts,
+        &changed.safe_time,
+        &changed.entries[0].partitions[0].last_write_at,
+    ] {
+        assert_eq!(text.len(), "2026-01-01T00:00:00.000000Z".len(), "{text}");
+        assert!(text.ends_with('Z'), "{text}");
+        let behind = now.micros() - Timestamp::parse(text).unwrap().micros();
+        assert!((0..600_000_000).contains(&behind), "{text} at {now}");
+    }
 }
 
 #[tokio::test]

@@ -128,6 +128,42 @@ async fn a_hostile_pointer_neither_frees_nor_holds_more_than_the_ceiling() {
     }
 }
 
+#[tokio::test]
+async fn a_pointer_that_cannot_be_read_leaves_the_ceiling_alone() {
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    aged(&fixture, held(9_000), &[3, 2, 1]).await;
+    let end = minutes_ago(&fixture, 0).await;
+    commit(&fixture, json!({"k": 1, "tEnd": end})).await;
+    let session = fixture.session().await;
+    let away = "ALTER TABLE queen.kv RENAME TO kv_away";
+    session.batch_execute(away).await.unwrap();
+    pass(fixture.broker.broker(), false).await.unwrap();
+    assert_eq!(log_start(&fixture).await, 1);
+    let back = "ALTER TABLE queen.kv_away RENAME TO kv";
+    session.batch_execute(back).await.unwrap();
+    pass(fixture.broker.broker(), false).await.unwrap();
+    assert_eq!(log_start(&fixture).await, 3);
+}
+
+#[tokio::test]
+async fn a_hold_keeps_no_transaction_id_past_its_window() {
+    const PUSH: &str =
+        r#"{"items":[{"queue":"q","partition":"p","payload":1,"transactionId":"t"}]}"#;
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    aged(&fixture, held(604_800), &[3]).await;
+    assert_eq!(fixture.post("/api/v1/push", PUSH).await.status, 201);
+    assert_eq!(count(&fixture, "recent_ids").await, 1);
+    let session = fixture.session().await;
+    let expire = "UPDATE queen.recent_ids SET expires_at = clock_timestamp()";
+    session.batch_execute(expire).await.unwrap();
+    queen::log::repeats::sweep(fixture.broker.broker())
+        .await
+        .unwrap();
+    assert_eq!(count(&fixture, "recent_ids").await, 0);
+    pass(fixture.broker.broker(), false).await.unwrap();
+    assert_eq!(log_start(&fixture).await, 0, "the records are held");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn retention_waits_for_no_push_and_no_push_waits_for_its_deletes() {
     let fixture = Fixture::with(&[QUIET], &[]).await;

@@ -84,11 +84,12 @@ async fn an_idle_session_neither_pins_nor_degrades_it() {
     assert!(behind(&observer, &answer).await >= GUARD);
 }
 
-#[tokio::test]
-async fn another_database_of_the_server_does_not_pin_it() {
-    let fixture = Fixture::start().await;
-    let observer = fixture.session().await;
-    observer
+/// A session in another database of the same server.
+async fn other_database(
+    fixture: &Fixture,
+    session: &tokio_postgres::Client,
+) -> tokio_postgres::Client {
+    session
         .batch_execute("CREATE DATABASE other")
         .await
         .unwrap();
@@ -99,7 +100,14 @@ async fn another_database_of_the_server_does_not_pin_it() {
         .user(fixture.postgres.user())
         .password(fixture.postgres.password())
         .dbname("other");
-    let other = crate::support::connect(&config).await;
+    crate::support::connect(&config).await
+}
+
+#[tokio::test]
+async fn another_database_of_the_server_does_not_pin_it() {
+    let fixture = Fixture::start().await;
+    let observer = fixture.session().await;
+    let other = other_database(&fixture, &observer).await;
     other
         .batch_execute("BEGIN; CREATE TABLE t (n int)")
         .await
@@ -170,6 +178,21 @@ async fn a_prepared_transaction_degrades_it() {
     assert!(behind(&session, &answer).await >= SAFE_FLOOR);
     session.batch_execute("COMMIT PREPARED 'p'").await.unwrap();
     assert!(!safe_time(&fixture).await.safe_time_degraded);
+}
+
+#[tokio::test]
+async fn a_prepared_transaction_of_another_database_does_not_degrade_it() {
+    let fixture = Fixture::with(&[], &[("max_prepared_transactions", "2")]).await;
+    let observer = fixture.session().await;
+    let other = other_database(&fixture, &observer).await;
+    other
+        .batch_execute("BEGIN; CREATE TABLE t (n int); PREPARE TRANSACTION 'p'")
+        .await
+        .unwrap();
+    let start = clock(&observer).await;
+    until_floor_passes(&fixture, &observer, start).await;
+    let answer = safe_time(&fixture).await;
+    assert!(instant(&answer.safe_time) > start && !answer.safe_time_degraded);
 }
 
 #[tokio::test]
