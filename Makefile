@@ -9,11 +9,12 @@ export PATH := $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 unexport CARGO_TARGET_DIR
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate chaos fuzz mutants bench bench-steps lint audit fmt build clean
+.PHONY: help demo test readers simulate chaos fuzz mutants bench bench-steps lint audit fmt build clean
 
 help:
 	@echo 'make demo   start everything, push 100,000 events, check the lake'
 	@echo 'make test   every test, with real processes'
+	@echo 'make readers   lakes of every shape, read by six readers; installs 2 GB'
 	@echo 'make simulate SEEDS=1000   that many histories of faults, in virtual time'
 	@echo 'make chaos MINUTES=10   real processes under faults of every kind, then every record counted'
 	@echo 'make fuzz SECONDS=60   changed bytes for everything that reads foreign ones, so long each'
@@ -42,6 +43,14 @@ test:
 	cargo build --locked --workspace --bins
 	QUEEN_S3_BIN='$(CURDIR)/$(SINK)/target/debug/queen-s3' PYTHON='$(VENV)/bin/python' \
 	  cargo nextest run --locked --workspace
+
+# Apart from the tests: ClickHouse and Spark are large.
+readers:
+	@scripts/setup run readers
+	cargo build --locked --manifest-path $(SINK)/Cargo.toml
+	cargo build --locked --workspace --bins
+	@QUEEN_S3_BIN='$(CURDIR)/$(SINK)/target/debug/queen-s3' PYTHON='$(VENV)-readers/bin/python' \
+	  target/debug/queen-readers
 
 SEEDS ?= 1000
 

@@ -15,6 +15,7 @@ mod lake;
 mod limits;
 mod logs;
 mod moto;
+pub mod payloads;
 mod process;
 mod s3;
 mod sink;

@@ -183,21 +183,24 @@ def main():
         one(task, sys.argv[2], int(sys.argv[3]))
 
 
-# Deep nesting is to be the reader's limit and not this program's.
-sys.setrecursionlimit(100_000)
-threading.stack_size(1 << 29)
-failed = []
+def with_deep_recursion(main):
+    """Runs `main` so that deep nesting is the reader's limit and not this program's."""
+    sys.setrecursionlimit(100_000)
+    threading.stack_size(1 << 29)
+    failed = []
+
+    def guarded():
+        try:
+            main()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
 
 
-def guarded():
-    try:
-        main()
-    except BaseException as error:
-        failed.append(error)
-
-
-thread = threading.Thread(target=guarded)
-thread.start()
-thread.join()
-if failed:
-    raise failed[0]
+if __name__ == "__main__":
+    with_deep_recursion(main)
