@@ -14,7 +14,7 @@ use bytes::Bytes;
 use queen_s3::broker::{FetchEntry, FetchRequest};
 use queen_s3::encode::{ObjectEncoder, ObjectSpec, record_bytes};
 use queen_s3::lake::{Compression, Format};
-use queen_s3::limits::PARQUET_MAX_WORKERS;
+use queen_s3::limits::ENCODE_MAX_WORKERS;
 use queen_s3::memory::MemoryBudget;
 use queen_s3::record::{Chunk, decode_fetch, decode_segments};
 use serde_json::json;
@@ -226,7 +226,7 @@ fn encode(
         compression,
         queue: "orders".to_owned(),
         record_bytes,
-        row_groups: PARQUET_MAX_WORKERS,
+        workers: ENCODE_MAX_WORKERS,
     };
     let mut encoder = ObjectEncoder::new(&spec)?;
     let mut object = Vec::new();

@@ -25,8 +25,10 @@ pub const COMPRESS_STEP_BYTES: usize = MIB;
 pub const ZSTD_LEVEL: i32 = 3;
 /// Record bytes of an object that one Zstandard worker compresses at a time. Bytes depend on it.
 pub const ZSTD_JOB_BYTES: u32 = 8 * MIB as u32;
-/// Most Zstandard workers of one object. Bytes do not depend on it.
-pub const ZSTD_MAX_WORKERS: u32 = 4;
+/// Most threads that encode one object. Bytes do not depend on it.
+pub const ENCODE_MAX_WORKERS: usize = 4;
+/// Memory of the budget for each of them: as much as a row group's records take.
+pub const ENCODE_WORKER_BYTES: usize = 64 * MIB;
 /// Zstandard compressors that wait for the next object, at most.
 pub const SPARE_COMPRESSORS: usize = 2;
 /// gzip level of JSONL objects.
@@ -35,8 +37,6 @@ pub const GZIP_LEVEL: u32 = 6;
 pub const ROW_GROUP_RECORDS: usize = 100_000;
 /// Record bytes after which a Parquet row group ends.
 pub const ROW_GROUP_BYTES: u64 = 64 * MIB as u64;
-/// Row groups of one object that are encoded at a time. Bytes do not depend on it.
-pub const PARQUET_MAX_WORKERS: usize = 4;
 /// Rows that are given to a Parquet column at a time.
 pub const PARQUET_BATCH_ROWS: usize = 1_024;
 /// Bytes after which a Parquet data page ends.

@@ -25,7 +25,7 @@ fn object(format: Format, compression: Compression, payloads: &[String]) -> Vec<
         compression,
         queue: "orders".to_owned(),
         record_bytes: record_bytes("p", &chunk),
-        row_groups: 1,
+        workers: 1,
     };
     let mut encoder = ObjectEncoder::new(&spec).expect("an encoder");
     encoder.push("p", &chunk).expect("it encodes");

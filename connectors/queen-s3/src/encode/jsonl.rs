@@ -19,7 +19,7 @@ use super::parts::Parts;
 use super::{EncodeError, ObjectSpec, ObjectSummary, compressors};
 use crate::decode::Seen;
 use crate::lake::Compression;
-use crate::limits::{COMPRESS_STEP_BYTES, GZIP_LEVEL, ZSTD_JOB_BYTES, ZSTD_MAX_WORKERS};
+use crate::limits::{COMPRESS_STEP_BYTES, GZIP_LEVEL, ZSTD_JOB_BYTES};
 use crate::record::{Batch, Chunk, RecordIndex};
 use crate::time::Micros;
 
@@ -117,7 +117,7 @@ impl JsonlEncoder {
     pub fn new(spec: &ObjectSpec) -> Result<Self, EncodeError> {
         let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
         let jobs = spec.record_bytes.div_ceil(ZSTD_JOB_BYTES as u64);
-        let workers = jobs.min(cores).clamp(1, ZSTD_MAX_WORKERS.into());
+        let workers = jobs.min(cores).min(spec.workers as u64).max(1);
         Self::with_workers(spec, workers as u32)
     }
 

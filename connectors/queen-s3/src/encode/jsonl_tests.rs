@@ -16,7 +16,7 @@ fn spec(compression: Compression, record_bytes: u64) -> ObjectSpec {
         compression,
         queue: "orders".to_owned(),
         record_bytes,
-        row_groups: 1,
+        workers: 1,
     }
 }
 

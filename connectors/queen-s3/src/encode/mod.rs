@@ -39,9 +39,9 @@ pub struct ObjectSpec {
     /// Sum of the record bytes (JSONL line lengths) of everything that will be pushed. Goes into
     /// the zstd frame's header, so it must be exact.
     pub record_bytes: u64,
-    /// Row groups of a Parquet object that are held and encoded at a time, at least 1. Bytes do not
-    /// depend on it.
-    pub row_groups: usize,
+    /// Threads that compress lines or encode row groups at a time, at least 1 and no more than there
+    /// are cores. Each holds tens of megabytes; bytes do not depend on it.
+    pub workers: usize,
 }
 
 /// A finished object's figures.

@@ -62,7 +62,7 @@ impl ParquetEncoder {
     /// An encoder for one object.
     pub(super) fn new(spec: &ObjectSpec) -> Result<Self, EncodeError> {
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        Self::with_workers(spec, cores.min(spec.row_groups))
+        Self::with_workers(spec, cores.min(spec.workers))
     }
 
     fn with_workers(spec: &ObjectSpec, workers: usize) -> Result<Self, EncodeError> {

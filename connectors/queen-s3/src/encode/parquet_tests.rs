@@ -17,7 +17,7 @@ fn spec(compression: Compression) -> ObjectSpec {
         compression,
         queue: "orders".to_owned(),
         record_bytes: 0,
-        row_groups: 1,
+        workers: 1,
     }
 }
 

@@ -27,7 +27,7 @@ fn encoded(format: Format, compression: Compression, records: Records<'_>) -> Ve
         compression,
         queue: "orders".to_owned(),
         record_bytes: length.sum(),
-        row_groups: 1,
+        workers: 1,
     };
     let mut encoder = ObjectEncoder::new(&spec).expect("an encoder");
     for (partition, chunk) in &chunks {

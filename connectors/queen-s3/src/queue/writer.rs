@@ -16,7 +16,7 @@ use crate::encode::ObjectSpec;
 use crate::lake::documents::Intent;
 use crate::lake::manifest::{ManifestObject, OffsetRange, hex};
 use crate::lake::{Layout, Shape};
-use crate::limits::{OBJECTS_IN_FLIGHT, PARQUET_MAX_WORKERS, ROW_GROUP_BYTES};
+use crate::limits::{ENCODE_MAX_WORKERS, ENCODE_WORKER_BYTES, OBJECTS_IN_FLIGHT};
 use crate::record::Chunk;
 use crate::time::Micros;
 
@@ -270,13 +270,11 @@ impl<'a> WindowWriter<'a> {
 }
 
 fn spec(task: &Task, shape: Shape, record_bytes: u64, looking: Looking) -> ObjectSpec {
-    let budget = task.context.budget.limit() as u64;
+    let budget = task.context.budget.limit();
     ObjectSpec {
         // A redo reads its records as they are needed and holds no more of them than it must.
-        row_groups: match looking {
-            Looking::Nowhere => {
-                (budget / (4 * ROW_GROUP_BYTES)).clamp(1, PARQUET_MAX_WORKERS as u64) as usize
-            }
+        workers: match looking {
+            Looking::Nowhere => (budget / ENCODE_WORKER_BYTES).clamp(1, ENCODE_MAX_WORKERS),
             Looking::AtBytes | Looking::AtRecords => 1,
         },
         format: shape.format,

@@ -174,7 +174,7 @@ impl Lake {
                 .iter()
                 .map(|(partition, chunk)| record_bytes(partition, chunk))
                 .sum(),
-            row_groups: 1,
+            workers: 1,
         };
         let mut encoder = ObjectEncoder::new(&spec).expect("an encoder");
         for (partition, chunk) in &chunks {
