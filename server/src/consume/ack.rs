@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use deadpool_postgres::Object;
+use crate::session::Object;
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;

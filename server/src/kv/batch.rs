@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use deadpool_postgres::{Object, Transaction};
+use crate::session::{Object, Transaction};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio_postgres::IsolationLevel;
@@ -143,18 +143,13 @@ pub async fn apply(
         });
     }
     let writes = operations.iter().any(|operation| operation.action.writes());
-    let transaction = if writes {
-        // READ COMMITTED: what follows the locks must see what their former holders committed.
-        client
-            .build_transaction()
-            .isolation_level(IsolationLevel::ReadCommitted)
+    let isolation = if writes {
+        // What follows the locks must see what their former holders committed.
+        IsolationLevel::ReadCommitted
     } else {
-        client
-            .build_transaction()
-            .isolation_level(IsolationLevel::RepeatableRead)
-            .read_only(true)
+        IsolationLevel::RepeatableRead
     };
-    let tx = transaction.start().await?;
+    let tx = client.begin(isolation, !writes).await?;
     let mut names: Vec<Name> = operations
         .iter()
         .flat_map(|operation| {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::Object;
+use crate::session::Object;
 use serde::Deserialize;
 use tokio::time::Instant;
 use tokio_postgres::Row;

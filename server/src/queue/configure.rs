@@ -1,6 +1,6 @@
 //! `configure`: makes a queue or changes its options.
 
-use deadpool_postgres::Object;
+use crate::session::Object;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 

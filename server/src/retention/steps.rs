@@ -1,6 +1,6 @@
 //! The statements of retention. Each is a transaction of its own and bounded.
 
-use deadpool_postgres::Object;
+use crate::session::Object;
 use uuid::Uuid;
 
 use super::Queue;

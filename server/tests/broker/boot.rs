@@ -210,7 +210,11 @@ async fn commits_are_waited_for_whatever_the_server_is_set_to() {
     for (set, expected) in [("off", "on"), ("remote_write", "remote_write")] {
         let fixture = Fixture::with(&[], &[("synchronous_commit", set)]).await;
         let client = fixture.broker.broker().database.client().await.unwrap();
-        let row = client.query_one("SHOW synchronous_commit", &[]).await;
+        let shown = client
+            .prepare_cached("SHOW synchronous_commit")
+            .await
+            .unwrap();
+        let row = client.query_one(&shown, &[]).await;
         assert_eq!(row.unwrap().get::<_, String>(0), expected);
     }
 }
