@@ -282,12 +282,9 @@ async fn cursor_key(database: &Database, config: &Config) -> Result<CursorKey, B
         .client()
         .await
         .map_err(|error| failed(error.to_string()))?;
-    let read = async {
-        let statement = client
-            .prepare_cached("SELECT cursor_key FROM queen.cluster")
-            .await?;
-        client.query_one(&statement, &[]).await
-    };
-    let row = read.await.map_err(|error| failed(describe(&error)))?;
+    let row = client
+        .query_one("SELECT cursor_key FROM queen.cluster", &[])
+        .await
+        .map_err(|error| failed(describe(&error)))?;
     Ok(CursorKey::new(row.get(0)))
 }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool::Runtime;
-use deadpool::managed::{BuildError, Status, Timeouts};
+use deadpool_postgres::{
+    BuildError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Status, Timeouts,
+};
 use refinery::Report;
 use refinery::error::Kind;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -15,10 +16,9 @@ use tokio_postgres::{AsyncMessage, Client, Connection, Socket};
 use crate::config::DatabaseConfig;
 use crate::error::{ApiError, describe};
 use crate::limits::{
-    ANSWER_GRACE, CONNECT_TIMEOUT, CONNECTION_WAIT, LANE_SHARES, LOCK_CLASS_MIGRATE,
-    MIGRATION_ATTEMPTS, MIGRATION_LOCK_WAIT, MIGRATION_PAUSE, OBSERVING_SHARE, SILENCE_LIMIT,
+    CONNECT_TIMEOUT, CONNECTION_WAIT, LANE_SHARES, LOCK_CLASS_MIGRATE, MIGRATION_ATTEMPTS,
+    MIGRATION_LOCK_WAIT, MIGRATION_PAUSE, OBSERVING_SHARE, SILENCE_LIMIT,
 };
-use crate::session::{Object, Pool, Sessions};
 use crate::tls::{Stream, Tls};
 
 mod embedded {
@@ -182,11 +182,6 @@ impl Database {
         connect(&self.config, self.config.statement_timeout).await
     }
 
-    /// How long an answer of the server may stay out.
-    pub fn answer_limit(&self) -> Duration {
-        answer_limit(&self.config)
-    }
-
     /// Pooled sessions in use and at most.
     pub fn usage(&self) -> (usize, usize) {
         let (lanes, observing) = (self.pool.status(), self.observing.status());
@@ -204,15 +199,13 @@ impl Database {
     }
 }
 
-fn answer_limit(config: &DatabaseConfig) -> Duration {
-    config.statement_timeout + ANSWER_GRACE
-}
-
 fn pool(config: &DatabaseConfig, size: usize) -> Result<Pool, BuildError> {
-    let manager = Sessions::new(
+    let manager = Manager::from_config(
         session(config, config.statement_timeout),
         config.tls.clone(),
-        answer_limit(config),
+        ManagerConfig {
+            recycling_method: RecyclingMethod::Fast,
+        },
     );
     let timeouts = Timeouts {
         wait: Some(CONNECTION_WAIT),

@@ -16,6 +16,5 @@ pub mod metrics;
 pub mod name;
 pub mod queue;
 pub mod retention;
-pub mod session;
 pub mod timestamp;
 mod tls;

@@ -86,9 +86,6 @@ pub const MIGRATION_PAUSE: Duration = Duration::from_secs(1);
 pub const CONNECTION_WAIT: Duration = Duration::from_secs(5);
 /// How long a connection attempt may take.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long past the server's own bound on statements an answer may stay out: the time on the way, and
-/// what a loaded server needs to see that its bound has passed.
-pub const ANSWER_GRACE: Duration = Duration::from_secs(5);
 /// A database server whose machine has not been heard of for this long is gone.
 pub const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 /// Signals to the other brokers are gathered for this long.

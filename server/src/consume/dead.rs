@@ -1,6 +1,6 @@
 //! Records that are copied to the dead letters.
 
-use crate::session::Object;
+use deadpool_postgres::Object;
 use uuid::Uuid;
 
 use crate::consume::ids;

@@ -1,6 +1,6 @@
 //! Stored segments, opened for those who consume them.
 
-use crate::session::Object;
+use deadpool_postgres::Object;
 use tokio_postgres::Row;
 use uuid::Uuid;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::session::Object;
+use deadpool_postgres::Object;
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;

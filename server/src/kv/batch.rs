@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::session::{Object, Transaction};
+use deadpool_postgres::{Object, Transaction};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio_postgres::IsolationLevel;
@@ -143,13 +143,18 @@ pub async fn apply(
         });
     }
     let writes = operations.iter().any(|operation| operation.action.writes());
-    let isolation = if writes {
-        // What follows the locks must see what their former holders committed.
-        IsolationLevel::ReadCommitted
+    let transaction = if writes {
+        // READ COMMITTED: what follows the locks must see what their former holders committed.
+        client
+            .build_transaction()
+            .isolation_level(IsolationLevel::ReadCommitted)
     } else {
-        IsolationLevel::RepeatableRead
+        client
+            .build_transaction()
+            .isolation_level(IsolationLevel::RepeatableRead)
+            .read_only(true)
     };
-    let tx = client.begin(isolation, !writes).await?;
+    let tx = transaction.start().await?;
     let mut names: Vec<Name> = operations
         .iter()
         .flat_map(|operation| {

@@ -1,6 +1,6 @@
 //! The rows of the key/value store, in SQL.
 
-use crate::session::Transaction;
+use deadpool_postgres::Transaction;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::session::Object;
+use deadpool_postgres::Object;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 

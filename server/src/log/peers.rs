@@ -4,17 +4,14 @@
 use std::collections::HashSet;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
-use tokio::time::timeout;
-use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::broker::Broker;
 use crate::database::Message;
-use crate::error::ApiError;
+use crate::error::describe;
 use crate::limits::{PEER_RECONNECT, PEER_SIGNAL_EVERY, PEER_SIGNAL_MAX_BYTES};
 
 const CHANNEL: &str = "queen_written";
@@ -96,7 +93,10 @@ pub async fn run(broker: Arc<Broker>) {
             () = broker.stopping.cancelled() => return,
         };
         if let Err(error) = outcome {
-            tracing::warn!(%error, "lost the connection that tells of writes");
+            tracing::warn!(
+                error = describe(&error),
+                "lost the connection that tells of writes"
+            );
         }
         tokio::select! {
             () = tokio::time::sleep(PEER_RECONNECT) => {}
@@ -105,9 +105,8 @@ pub async fn run(broker: Arc<Broker>) {
     }
 }
 
-async fn converse(broker: &Broker) -> Result<(), ApiError> {
-    let limit = broker.database.answer_limit();
-    let (client, mut connection) = answered(limit, broker.database.separate()).await?;
+async fn converse(broker: &Broker) -> Result<(), tokio_postgres::Error> {
+    let (client, mut connection) = broker.database.separate().await?;
     let receive = async {
         while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
             if let Message::Notification(notification) = message? {
@@ -118,16 +117,16 @@ async fn converse(broker: &Broker) -> Result<(), ApiError> {
     };
     let send = async {
         // A signal that a crash of the server loses would have come from before it.
-        let listen = format!("SET synchronous_commit = off; LISTEN {CHANNEL}");
-        answered(limit, client.batch_execute(&listen)).await?;
+        client
+            .batch_execute(&format!("SET synchronous_commit = off; LISTEN {CHANNEL}"))
+            .await?;
         // What was written before this moment was not heard of.
         broker.waiters.wake_all();
-        let notify = answered(limit, client.prepare("SELECT pg_notify($1, $2)")).await?;
+        let notify = client.prepare("SELECT pg_notify($1, $2)").await?;
         loop {
             broker.outbox.filled.notified().await;
             if let Some(signal) = broker.outbox.signal(broker.instance) {
-                let values: [&(dyn ToSql + Sync); 2] = [&CHANNEL, &signal];
-                answered(limit, client.execute(&notify, &values)).await?;
+                client.execute(&notify, &[&CHANNEL, &signal]).await?;
             }
             tokio::time::sleep(PEER_SIGNAL_EVERY).await;
         }
@@ -135,19 +134,6 @@ async fn converse(broker: &Broker) -> Result<(), ApiError> {
     tokio::select! {
         outcome = receive => outcome,
         outcome = send => outcome,
-    }
-}
-
-/// An answer that comes in time.
-async fn answered<T>(
-    limit: Duration,
-    answer: impl Future<Output = Result<T, tokio_postgres::Error>>,
-) -> Result<T, ApiError> {
-    match timeout(limit, answer).await {
-        Ok(answer) => Ok(answer?),
-        Err(_) => Err(ApiError::Unavailable(
-            "PostgreSQL took a statement and does not answer".into(),
-        )),
     }
 }
 

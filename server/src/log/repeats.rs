@@ -9,7 +9,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::session::Object;
+use deadpool_postgres::Object;
 use futures_util::TryStreamExt;
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -265,12 +265,20 @@ async fn read_missing(
         }
         let partitions: Vec<i64> = missing.iter().map(|(view, _)| view.partition()).collect();
         let from: Vec<i64> = missing.iter().map(|(_, from)| *from).collect();
+        let parameters = (&partitions, &from, &RECENT_ROWS);
         let rows = client
-            .query_raw(&statement, &[&partitions, &from, &RECENT_ROWS])
+            .query_raw(
+                &statement,
+                [
+                    parameters.0 as &(dyn tokio_postgres::types::ToSql + Sync),
+                    parameters.1,
+                    parameters.2,
+                ],
+            )
             .await?;
         tokio::pin!(rows);
         let mut count = 0;
-        while let Some(row) = client.next(rows.try_next()).await? {
+        while let Some(row) = rows.try_next().await? {
             count += 1;
             let (base, records): (i64, i32) = (row.get(1), row.get(2));
             let ids: Vec<Uuid> = row.get(4);

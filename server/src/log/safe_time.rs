@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::session::Object;
+use deadpool_postgres::Object;
 use tokio_postgres::Row;
 
 use crate::error::ApiError;

@@ -1,6 +1,6 @@
 //! `configure`: makes a queue or changes its options.
 
-use crate::session::Object;
+use deadpool_postgres::Object;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 

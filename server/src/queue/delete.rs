@@ -1,6 +1,6 @@
 //! Deletion of a queue.
 
-use crate::session::Object;
+use deadpool_postgres::Object;
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;

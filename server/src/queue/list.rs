@@ -1,6 +1,6 @@
 //! `resources/queues`: the queues of a tenant.
 
-use crate::session::Object;
+use deadpool_postgres::Object;
 use serde::Serialize;
 use serde_json::Value;
 use uuid::Uuid;

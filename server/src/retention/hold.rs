@@ -1,6 +1,6 @@
 //! How far back a queue keeps its segments: its own retention, and the hold of a sink.
 
-use crate::session::Object;
+use deadpool_postgres::Object;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;

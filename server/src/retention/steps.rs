@@ -1,6 +1,6 @@
 //! The statements of retention. Each is a transaction of its own and bounded.
 
-use crate::session::Object;
+use deadpool_postgres::Object;
 use uuid::Uuid;
 
 use super::Queue;

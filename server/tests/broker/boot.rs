@@ -122,14 +122,13 @@ async fn every_session_carries_the_write_timeouts_whatever_the_server_is_set_to(
     let sql =
         "SELECT current_setting('statement_timeout') || ' ' || current_setting('lock_timeout')
                    || ' ' || current_setting('idle_in_transaction_session_timeout')";
-    let mut rows = vec![separate.query_one(sql, &[]).await.unwrap()];
-    for session in [database.client().await, database.observer().await] {
-        let session = session.unwrap();
-        let statement = session.prepare_cached(sql).await.unwrap();
-        rows.push(session.query_one(&statement, &[]).await.unwrap());
-    }
-    for row in rows {
-        assert_eq!(row.get::<_, String>(0), "7s 3s 2s");
+    let (lane, observer) = (database.client().await, database.observer().await);
+    for row in [
+        separate.query_one(sql, &[]).await,
+        lane.unwrap().query_one(sql, &[]).await,
+        observer.unwrap().query_one(sql, &[]).await,
+    ] {
+        assert_eq!(row.unwrap().get::<_, String>(0), "7s 3s 2s");
     }
 }
 
@@ -211,11 +210,7 @@ async fn commits_are_waited_for_whatever_the_server_is_set_to() {
     for (set, expected) in [("off", "on"), ("remote_write", "remote_write")] {
         let fixture = Fixture::with(&[], &[("synchronous_commit", set)]).await;
         let client = fixture.broker.broker().database.client().await.unwrap();
-        let shown = client
-            .prepare_cached("SHOW synchronous_commit")
-            .await
-            .unwrap();
-        let row = client.query_one(&shown, &[]).await;
+        let row = client.query_one("SHOW synchronous_commit", &[]).await;
         assert_eq!(row.unwrap().get::<_, String>(0), expected);
     }
 }

@@ -246,7 +246,7 @@ async fn a_page_costs_its_rows_however_many_partitions_the_queue_has() {
     let read = async || -> i64 {
         let observer = fixture.broker.broker().database.observer().await.unwrap();
         let flush = "SELECT pg_stat_force_next_flush()";
-        observer.batch_execute(flush).await.unwrap();
+        observer.execute(flush, &[]).await.unwrap();
         drop(observer);
         let sql = "SELECT seq_tup_read + idx_tup_fetch + (
                        SELECT sum(idx_tup_read)::int8 FROM pg_stat_user_indexes

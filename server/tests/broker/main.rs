@@ -18,6 +18,5 @@ mod kv;
 mod push;
 mod retention;
 mod safe_time;
-mod silence;
 mod support;
 mod tls;

@@ -290,45 +290,18 @@ async fn a_plan_made_on_an_empty_database_finds_partitions_by_their_names() {
     let fixture = Fixture::start().await;
     let client = fixture.broker.broker().database.client().await.unwrap();
     let tenant = uuid::Uuid::from_u128(1);
-    client
-        .execute(
-            &client.prepare_cached(PUSH).await.unwrap(),
-            &[&tenant, &"first"],
-        )
-        .await
-        .unwrap();
+    client.execute(PUSH, &[&tenant, &"first"]).await.unwrap();
     let made = "INSERT INTO queen.partitions (queue_id, name)
                 SELECT id, n::text FROM queen.queues, generate_series(1, 5000) n";
-    client
-        .execute(&client.prepare_cached(made).await.unwrap(), &[])
-        .await
-        .unwrap();
-    client
-        .execute(
-            &client.prepare_cached(PUSH).await.unwrap(),
-            &[&tenant, &"4000"],
-        )
-        .await
-        .unwrap();
-    client
-        .execute(
-            &client.prepare_cached(PUSH).await.unwrap(),
-            &[&tenant, &"second"],
-        )
-        .await
-        .unwrap();
+    client.execute(made, &[]).await.unwrap();
+    client.execute(PUSH, &[&tenant, &"4000"]).await.unwrap();
+    client.execute(PUSH, &[&tenant, &"second"]).await.unwrap();
     let flush = "SELECT pg_stat_force_next_flush()";
-    client
-        .execute(&client.prepare_cached(flush).await.unwrap(), &[])
-        .await
-        .unwrap();
+    client.execute(flush, &[]).await.unwrap();
     let scans = "SELECT indexrelname, idx_scan FROM pg_stat_user_indexes
                  WHERE relname = 'partitions' AND idx_scan > 0";
     let used = || async {
-        let rows = client
-            .query(&client.prepare_cached(scans).await.unwrap(), &[])
-            .await
-            .unwrap();
+        let rows = client.query(scans, &[]).await.unwrap();
         let rows = rows.iter().map(|row| row.get::<_, String>(0));
         rows.collect::<Vec<_>>()
     };
