@@ -15,6 +15,7 @@ use queen_s3::broker::{FetchEntry, FetchRequest};
 use queen_s3::encode::{ObjectEncoder, ObjectSpec, record_bytes};
 use queen_s3::lake::{Compression, Format};
 use queen_s3::limits::ENCODE_MAX_WORKERS;
+use queen_s3::limits::PART_BYTES;
 use queen_s3::memory::MemoryBudget;
 use queen_s3::record::{Chunk, decode_fetch, decode_segments};
 use serde_json::json;
@@ -227,6 +228,7 @@ fn encode(
         queue: "orders".to_owned(),
         record_bytes,
         workers: ENCODE_MAX_WORKERS,
+        part_bytes: PART_BYTES,
     };
     let mut encoder = ObjectEncoder::new(&spec)?;
     let mut object = Vec::new();

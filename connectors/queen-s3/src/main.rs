@@ -13,6 +13,7 @@ use queen_s3::command::{Command, USAGE};
 use queen_s3::compute::Compute;
 use queen_s3::config::{self, Config, CrashPoint, Identity, Queues};
 use queen_s3::lake::is_sidecar;
+use queen_s3::limits::PART_BYTES;
 use queen_s3::memory::MemoryBudget;
 use queen_s3::observe::boot_line::BootLine;
 use queen_s3::observe::logging::{self, fatal};
@@ -403,6 +404,7 @@ fn settings(config: &Config) -> Settings {
         safe_guard: config.safe_guard,
         lease_ttl: config.lease_ttl,
         multipart_threshold_bytes: config.multipart_threshold_bytes,
+        part_bytes: PART_BYTES,
         crash_at: config.crash_at,
     }
 }

@@ -26,6 +26,7 @@ fn object(format: Format, compression: Compression, payloads: &[String]) -> Vec<
         queue: "orders".to_owned(),
         record_bytes: record_bytes("p", &chunk),
         workers: 1,
+        part_bytes: crate::limits::PART_BYTES,
     };
     let mut encoder = ObjectEncoder::new(&spec).expect("an encoder");
     encoder.push("p", &chunk).expect("it encodes");

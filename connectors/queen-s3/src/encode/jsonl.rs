@@ -230,7 +230,7 @@ impl Output {
             // The bound of Zstandard leaves room for what the others add to an object, too.
             compress_bound(bytes) as u64
         });
-        let parts = Parts::new(bound);
+        let parts = Parts::new(bound, spec.part_bytes);
         Ok(match spec.compression {
             Compression::Zstd => Self::Zstd(compressors::take(spec.record_bytes, workers)?, parts),
             Compression::Gzip => {

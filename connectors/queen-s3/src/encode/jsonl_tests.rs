@@ -17,6 +17,7 @@ fn spec(compression: Compression, record_bytes: u64) -> ObjectSpec {
         queue: "orders".to_owned(),
         record_bytes,
         workers: 1,
+        part_bytes: PART_BYTES,
     }
 }
 

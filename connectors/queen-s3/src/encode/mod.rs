@@ -42,6 +42,8 @@ pub struct ObjectSpec {
     /// Threads that compress lines or encode row groups at a time, at least 1 and no more than there
     /// are cores. Each holds tens of megabytes; bytes do not depend on it.
     pub workers: usize,
+    /// Length of every part but the last.
+    pub part_bytes: usize,
 }
 
 /// A finished object's figures.
@@ -93,7 +95,7 @@ impl ObjectEncoder {
         }
     }
 
-    /// Takes the next finished part of exactly [`crate::limits::PART_BYTES`], if there is one.
+    /// Takes the next finished part of exactly [`ObjectSpec::part_bytes`], if there is one.
     pub fn take_part(&mut self) -> Option<Bytes> {
         match &mut self.0 {
             Encoder::Jsonl(encoder) => encoder.take_part(),
@@ -102,7 +104,7 @@ impl ObjectEncoder {
     }
 
     /// Ends the object: what comes after the last part taken, in pieces of exactly
-    /// [`crate::limits::PART_BYTES`] but for the last one, none of them empty; and the whole
+    /// [`ObjectSpec::part_bytes`] but for the last one, none of them empty; and the whole
     /// object's figures. A compressor may hold more than one part back until its end.
     pub fn finish(self) -> Result<(Vec<Bytes>, ObjectSummary), EncodeError> {
         match self.0 {

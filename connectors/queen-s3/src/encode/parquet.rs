@@ -68,7 +68,7 @@ impl ParquetEncoder {
     fn with_workers(spec: &ObjectSpec, workers: usize) -> Result<Self, EncodeError> {
         let schema = Arc::new(parse_message_type(SCHEMA)?);
         let properties = Arc::new(properties(spec)?);
-        let parts = Parts::new(spec.record_bytes);
+        let parts = Parts::new(spec.record_bytes, spec.part_bytes);
         let columns = Columns {
             schema: Arc::new(SchemaDescriptor::new(Arc::clone(&schema))),
             properties: Arc::clone(&properties),

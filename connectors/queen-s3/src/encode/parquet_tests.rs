@@ -18,6 +18,7 @@ fn spec(compression: Compression) -> ObjectSpec {
         queue: "orders".to_owned(),
         record_bytes: 0,
         workers: 1,
+        part_bytes: PART_BYTES,
     }
 }
 

@@ -8,16 +8,16 @@ use md5::Md5;
 use sha2::{Digest, Sha256};
 
 use super::ObjectSummary;
-use crate::limits::PART_BYTES;
 
 /// Room for an object whose length is not expected to be more.
 const LEAST_ROOM: usize = 4 << 10;
 
-/// Collects an object's bytes. Every part but the last is exactly [`PART_BYTES`] long.
+/// Collects an object's bytes. Every part but the last is exactly as long as was asked for.
 pub(super) struct Parts {
     /// The part being filled: `filled` bytes of it are the object's.
     part: Vec<u8>,
     filled: usize,
+    part_bytes: usize,
     full: VecDeque<Bytes>,
     bytes: u64,
     sha256: Sha256,
@@ -25,12 +25,14 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// An empty object, with room for `expected` bytes before its first part has to grow.
-    pub(super) fn new(expected: u64) -> Self {
-        let room = usize::try_from(expected).map_or(PART_BYTES, |bytes| bytes.min(PART_BYTES));
+    /// An empty object in parts of `part_bytes`, with room for `expected` bytes before its first
+    /// part has to grow.
+    pub(super) fn new(expected: u64, part_bytes: usize) -> Self {
+        let room = usize::try_from(expected).map_or(part_bytes, |bytes| bytes.min(part_bytes));
         Self {
             part: vec![0; room],
             filled: 0,
+            part_bytes,
             full: VecDeque::new(),
             bytes: 0,
             sha256: Sha256::new(),
@@ -46,7 +48,7 @@ impl Parts {
     ) -> io::Result<()> {
         if self.filled == self.part.len() {
             // Step by step: a small object that is longer than expected must not hold a whole part.
-            let room = (self.filled * 2).clamp(LEAST_ROOM, PART_BYTES);
+            let room = (self.filled * 2).max(LEAST_ROOM).min(self.part_bytes);
             self.part.resize(room, 0);
         }
         let written = write(&mut self.part[self.filled..])?;
@@ -55,7 +57,7 @@ impl Parts {
         self.md5.update(fresh);
         self.filled += written;
         self.bytes += written as u64;
-        if self.filled == PART_BYTES {
+        if self.filled == self.part_bytes {
             let part = std::mem::take(&mut self.part);
             self.full.push_back(part.into());
             self.filled = 0;
@@ -77,6 +79,7 @@ impl Parts {
             bytes,
             sha256,
             md5,
+            ..
         } = self;
         let mut pieces = Vec::from(full);
         if filled > 0 {
@@ -116,11 +119,30 @@ mod tests {
 
     #[test]
     fn a_small_object_that_is_longer_than_expected_holds_little_room() {
-        let mut parts = Parts::new(10);
+        let mut parts = Parts::new(10, 16 * MIB);
         let content = vec![7; 100_000];
         parts.write_all(&content).expect("room in memory");
         assert!(parts.part.len() < MIB, "{} bytes", parts.part.len());
         let (pieces, summary) = parts.finish(1);
         assert_eq!((pieces.concat(), summary.bytes), (content, 100_000));
+    }
+
+    #[test]
+    fn parts_are_as_long_as_asked_for_whatever_was_expected() {
+        for expected in [0, 10, 299, 300, 301, 1_000] {
+            let mut parts = Parts::new(expected, 300);
+            let content: Vec<u8> = (0..901_u32).map(|at| at as u8).collect();
+            parts.write_all(&content[..500]).expect("room in memory");
+            let first = parts.take().expect("a part is full");
+            parts.write_all(&content[500..]).expect("room in memory");
+            let (rest, _) = parts.finish(1);
+            let lengths: Vec<usize> = rest.iter().map(bytes::Bytes::len).collect();
+            assert_eq!(
+                (first.len(), lengths),
+                (300, vec![300, 300, 1]),
+                "{expected}"
+            );
+            assert_eq!([&first[..], &rest.concat()[..]].concat(), content);
+        }
     }
 }

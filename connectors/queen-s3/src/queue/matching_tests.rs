@@ -28,6 +28,7 @@ fn encoded(format: Format, compression: Compression, records: Records<'_>) -> Ve
         queue: "orders".to_owned(),
         record_bytes: length.sum(),
         workers: 1,
+        part_bytes: crate::limits::PART_BYTES,
     };
     let mut encoder = ObjectEncoder::new(&spec).expect("an encoder");
     for (partition, chunk) in &chunks {

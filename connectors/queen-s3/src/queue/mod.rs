@@ -94,6 +94,9 @@ pub struct Settings {
     pub lease_ttl: Duration,
     /// Greatest size of an object that goes up in one PUT.
     pub multipart_threshold_bytes: u64,
+    /// Length of a part of a larger one; no variable sets it, [`PART_BYTES`](crate::limits::PART_BYTES)
+    /// is what stores take.
+    pub part_bytes: usize,
     /// Where the process aborts itself.
     pub crash_at: CrashPoint,
 }

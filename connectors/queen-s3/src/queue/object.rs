@@ -22,6 +22,7 @@ use crate::encode::{EncodeError, ObjectEncoder, ObjectSpec, ObjectSummary};
 use crate::lake::manifest::hex;
 use crate::lake::{Compression, Format};
 use crate::limits::{ENCODE_STEP_BYTES, PARTS_IN_FLIGHT};
+use crate::observe::sampled::Sampled;
 use crate::record::Chunk;
 
 const ENCODER_IN_PLACE: &str = "the encoder is in place between two steps";
@@ -326,6 +327,7 @@ impl<'a> ObjectWriter<'a> {
             return Err(Trouble::Restart);
         };
         let mut backoff = self.task.context.jitter.backoff();
+        let mut sampled = Sampled::default();
         loop {
             let complete = bucket.complete_multipart(&self.key, &upload_id, &etags);
             let error = match self.permit.fence.guard(complete).await {
@@ -336,7 +338,10 @@ impl<'a> ObjectWriter<'a> {
                 Some(Err(error)) => error,
                 None => overdue("multipart_complete", &self.key),
             };
-            warn!(queue = %self.task.queue, %error, "an upload could not be completed");
+            if let Some(suppressed) = sampled.failure() {
+                let queue = &self.task.queue;
+                warn!(%queue, %error, suppressed, "an upload could not be completed; trying again");
+            }
             // The answer may be all that was lost.
             let found = self.task.persist("head", || bucket.head(&self.key)).await;
             if found.is_some_and(|found| is_upload(&found, size, &etags)) {

@@ -147,6 +147,8 @@ impl Task {
                 }
                 Err(Redo::Trouble(Trouble::Restart)) => self.restarts(&intent),
             }
+            // What it left open is not gone on with.
+            self.abort_uploads().await;
             tokio::time::sleep(backoff.next(None)).await;
         }
     }

@@ -281,6 +281,7 @@ fn spec(task: &Task, shape: Shape, record_bytes: u64, looking: Looking) -> Objec
         compression: shape.compression,
         queue: task.queue.to_string(),
         record_bytes,
+        part_bytes: task.settings().part_bytes,
     }
 }
 

@@ -175,6 +175,7 @@ impl Lake {
                 .map(|(partition, chunk)| record_bytes(partition, chunk))
                 .sum(),
             workers: 1,
+            part_bytes: queen_s3::limits::PART_BYTES,
         };
         let mut encoder = ObjectEncoder::new(&spec).expect("an encoder");
         for (partition, chunk) in &chunks {

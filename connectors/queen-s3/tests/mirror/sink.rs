@@ -9,6 +9,7 @@ use queen_s3::clock::Clock;
 use queen_s3::compute::Compute;
 use queen_s3::config::{CrashPoint, Start};
 use queen_s3::lake::{Align, Compression, Format, Layout, Shape};
+use queen_s3::limits::PART_BYTES;
 use queen_s3::memory::MemoryBudget;
 use queen_s3::observe::status::Status;
 use queen_s3::ownership::Identity;
@@ -64,6 +65,7 @@ impl Options {
             safe_guard: Duration::ZERO,
             lease_ttl: Duration::from_secs(30),
             multipart_threshold_bytes: 64 * MIB as u64,
+            part_bytes: PART_BYTES,
             crash_at: CrashPoint::Never,
         };
         Self {

@@ -174,7 +174,10 @@ impl Session<'_> {
                 return;
             }
             Some(error) => {
-                warn!(queue = %self.task.queue, %error, "a discovery page was refused");
+                if let Some(suppressed) = self.discovery_log.failure() {
+                    let queue = &self.task.queue;
+                    warn!(%queue, %error, suppressed, "a discovery page was refused; trying again");
+                }
                 let pause = self.pass_backoff.next(None);
                 self.doubt_absence();
                 self.give_pass_up(pause);

@@ -6,7 +6,7 @@ use queen_s3::broker::{FetchRequest, Name};
 use queen_s3::time::Micros;
 
 use super::dice::Dice;
-use super::log::{Log, NewRecord};
+use super::log::{Log, NewRecord, Segment};
 
 /// Padding from which on payloads are mostly long, bytes.
 const LONG: usize = 1_000;
@@ -50,83 +50,230 @@ pub fn record(dice: &mut Dice, number: u64, pad: usize) -> NewRecord {
 pub struct FetchLimits {
     /// Records per entry.
     pub entry_records: usize,
+    /// Records that come first in a call whatever their size.
+    pub least: usize,
     /// Records per call.
     pub call_records: usize,
     /// Whether to answer unknown fields as well.
     pub extra: bool,
+    /// Whether a segment among those answered cannot be read.
+    pub damaged: bool,
 }
 
-/// The body of the answer to `request`, and whether it holds a record or an error, which is what ends a long poll.
-pub fn fetch_body(log: &Log, request: &FetchRequest, limits: FetchLimits) -> (String, bool) {
+/// The body of an answer.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// JSON text.
+    Json(Vec<u8>),
+    /// Compressed segments.
+    Segments(Vec<u8>),
+}
+
+impl Answer {
+    /// The body.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Json(body) | Self::Segments(body) => body,
+        }
+    }
+}
+
+/// What a partition answers to one entry of a fetch.
+struct Found<'a> {
+    bounds: (i64, i64),
+    error: Option<&'static str>,
+    /// Each with the number of its first records that are not answered, and of those that are.
+    segments: Vec<(&'a Segment, usize, usize)>,
+}
+
+/// Finds what `request` is answered: by the record, or in whole segments, as brokers do whose
+/// answers are rendered or are not. Also whether a record or an error is there, which is what ends
+/// a long poll.
+fn find<'a>(
+    log: &'a Log,
+    request: &FetchRequest,
+    limits: FetchLimits,
+    whole: bool,
+) -> (Vec<Found<'a>>, bool) {
+    let mut budget = limits.call_records;
+    let mut least = limits.least;
+    let mut settled = false;
+    let mut entries = Vec::new();
+    for entry in &request.entries {
+        let Some(queue) = log.living(&request.queue) else {
+            entries.push(Found {
+                bounds: (0, 0),
+                error: Some("UNKNOWN_TOPIC_OR_PARTITION"),
+                segments: Vec::new(),
+            });
+            settled = true;
+            continue;
+        };
+        let partition = queue.partitions.get(&entry.partition);
+        let bounds = partition.map_or((0, 0), |found| (found.log_start, found.next));
+        let inside = (bounds.0..=bounds.1).contains(&entry.offset);
+        let mut segments = Vec::new();
+        if let Some(partition) = partition.filter(|_| inside) {
+            let mut left = limits.entry_records;
+            let mut stored = 0;
+            let from = partition
+                .segments
+                .partition_point(|segment| segment.end() <= entry.offset);
+            for segment in partition.segments.range(from..) {
+                let skipped = usize::try_from(entry.offset - segment.first).unwrap_or(0);
+                let there = segment.records.len() - skipped;
+                let fits = stored + segment.stored <= entry.max_bytes as usize;
+                let room = if fits { left.min(budget) } else { 0 };
+                let room = room.max(least);
+                let taken = if whole && room > 0 {
+                    there
+                } else {
+                    there.min(room)
+                };
+                if taken == 0 {
+                    break;
+                }
+                segments.push((segment, skipped, taken));
+                least = least.saturating_sub(taken);
+                settled = true;
+                left = left.saturating_sub(taken);
+                budget = budget.saturating_sub(taken);
+                stored += segment.stored;
+                if taken < there {
+                    break;
+                }
+            }
+        }
+        settled |= !inside;
+        entries.push(Found {
+            bounds,
+            error: (!inside).then_some("OFFSET_OUT_OF_RANGE"),
+            segments,
+        });
+    }
+    (entries, settled)
+}
+
+/// The answer to `request`, and whether it holds a record or an error.
+pub fn fetch_answer(
+    log: &Log,
+    request: &FetchRequest,
+    limits: FetchLimits,
+    segments: bool,
+) -> (Answer, bool) {
+    let (found, settled) = find(log, request, limits, segments);
+    let answer = if segments {
+        Answer::Segments(segments_body(request, &found, limits))
+    } else {
+        Answer::Json(json_body(request, &found, limits).into_bytes())
+    };
+    (answer, settled)
+}
+
+fn quote(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+fn json_body(request: &FetchRequest, found: &[Found<'_>], limits: FetchLimits) -> String {
+    let mut damaged = limits.damaged;
     let mut body = String::from(if limits.extra {
         "{\"took\":1,\"entries\":["
     } else {
         "{\"entries\":["
     });
-    let mut budget = limits.call_records;
-    let mut first_of_call = true;
-    let mut settled = false;
-    for (index, entry) in request.entries.iter().enumerate() {
-        if index > 0 {
-            body.push(',');
-        }
-        let quote = |text: &str| serde_json::Value::from(text).to_string();
+    for (index, (entry, found)) in request.entries.iter().zip(found).enumerate() {
         let _ = write!(
             body,
-            "{{\"queue\":{},\"partition\":{},\"records\":[",
+            "{}{{\"queue\":{},\"partition\":{},\"records\":[",
+            if index > 0 { "," } else { "" },
             quote(&request.queue),
             quote(&entry.partition)
         );
-        let Some(queue) = log.living(&request.queue) else {
-            body.push_str(
-                "],\"highWatermark\":0,\"logStartOffset\":0,\"error\":\"UNKNOWN_TOPIC_OR_PARTITION\"}",
-            );
-            settled = true;
-            continue;
-        };
-        let partition = queue.partitions.get(&entry.partition);
-        let (start, end) = partition.map_or((0, 0), |found| (found.log_start, found.next));
-        let inside = (start..=end).contains(&entry.offset);
-        if let Some(partition) = partition.filter(|_| inside) {
-            let mut left = limits.entry_records;
-            let mut stored = 0;
-            let mut separator = "";
-            let from = partition
-                .segments
-                .partition_point(|segment| segment.end() <= entry.offset);
-            'segments: for segment in partition.segments.range(from..) {
-                let skipped = usize::try_from(entry.offset - segment.first).unwrap_or(0);
-                let records = (segment.first..).zip(&segment.records);
-                for (offset, record) in records.skip(skipped) {
-                    let spent = left == 0
-                        || budget == 0
-                        || stored + segment.stored > entry.max_bytes as usize;
-                    if spent && !first_of_call {
-                        break 'segments;
-                    }
-                    let _ = write!(
-                        body,
-                        "{separator}{{\"offset\":{offset},\"transactionId\":{},\"payload\":{},\"ts\":\"{}\"}}",
-                        quote(&record.transaction_id),
-                        record.payload,
-                        Micros(segment.ts)
-                    );
-                    separator = ",";
-                    first_of_call = false;
-                    settled = true;
-                    left = left.saturating_sub(1);
-                    budget = budget.saturating_sub(1);
-                }
-                stored += segment.stored;
+        let mut error = found.error;
+        let mut separator = "";
+        for (number, (segment, skipped, taken)) in found.segments.iter().enumerate() {
+            if damaged && number + 1 == found.segments.len().div_ceil(2) {
+                (damaged, error) = (false, Some("UNREADABLE"));
+                break;
+            }
+            let records = (segment.first..).zip(&segment.records);
+            for (offset, record) in records.skip(*skipped).take(*taken) {
+                let _ = write!(
+                    body,
+                    "{separator}{{\"offset\":{offset},\"transactionId\":{},\"payload\":{},\"ts\":\"{}\"}}",
+                    quote(&record.transaction_id),
+                    record.payload,
+                    Micros(segment.ts)
+                );
+                separator = ",";
             }
         }
+        let (start, end) = found.bounds;
         let _ = write!(body, "],\"highWatermark\":{end},\"logStartOffset\":{start}");
-        if !inside {
-            body.push_str(",\"error\":\"OFFSET_OUT_OF_RANGE\"");
-            settled = true;
+        if let Some(error) = error {
+            let _ = write!(body, ",\"error\":\"{error}\"");
         }
         body.push('}');
     }
     body.push_str("]}");
-    (body, settled)
+    body
+}
+
+fn segments_body(request: &FetchRequest, found: &[Found<'_>], limits: FetchLimits) -> Vec<u8> {
+    let mut damaged = limits.damaged;
+    let mut body = b"QSEG\x01".to_vec();
+    number(&mut body, request.entries.len());
+    for (entry, found) in request.entries.iter().zip(found) {
+        for name in [&*request.queue, &*entry.partition] {
+            let length = u16::try_from(name.len()).expect("a name of the simulation is short");
+            body.extend_from_slice(&length.to_le_bytes());
+            body.extend_from_slice(name.as_bytes());
+        }
+        let (start, end) = found.bounds;
+        body.extend_from_slice(&end.to_le_bytes());
+        body.extend_from_slice(&start.to_le_bytes());
+        for (number, (segment, ..)) in found.segments.iter().enumerate() {
+            let breaks = damaged && number + 1 == found.segments.len().div_ceil(2);
+            damaged &= !breaks;
+            segment_body(&mut body, segment, breaks);
+        }
+        let error = found.error.unwrap_or_default();
+        body.extend_from_slice(&[0, error.len() as u8]);
+        body.extend_from_slice(error.as_bytes());
+    }
+    body
+}
+
+/// A whole segment. A damaged one is shorter than it says.
+fn segment_body(body: &mut Vec<u8>, segment: &Segment, damaged: bool) {
+    let mut content = vec![1];
+    for record in &segment.records {
+        let id = quote(&record.transaction_id);
+        let payload = match record.payload.as_str() {
+            "null" => "",
+            payload => payload,
+        };
+        number(&mut content, id.len());
+        number(&mut content, payload.len());
+        content.extend_from_slice(id.as_bytes());
+        content.extend_from_slice(payload.as_bytes());
+    }
+    let there = if damaged {
+        content.len() / 2
+    } else {
+        content.len()
+    };
+    let block = zstd::bulk::compress(&content[..there], 1).expect("room in memory");
+    body.push(1);
+    body.extend_from_slice(&segment.first.to_le_bytes());
+    body.extend_from_slice(&segment.ts.to_le_bytes());
+    number(body, segment.records.len());
+    number(body, content.len());
+    number(body, block.len());
+    body.extend_from_slice(&block);
+}
+
+fn number(body: &mut Vec<u8>, number: usize) {
+    let number = u32::try_from(number).expect("a segment of the simulation is small");
+    body.extend_from_slice(&number.to_le_bytes());
 }

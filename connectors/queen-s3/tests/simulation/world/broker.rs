@@ -10,14 +10,15 @@ use queen_s3::broker::{
     Broker, BrokerError, BrokerErrorKind, Changed, ChangedRequest, EntryError, FetchAnswer,
     FetchRequest, KvAnswer, ListedPartition,
 };
-use queen_s3::record::decode_fetch;
+use queen_s3::record::{decode_fetch, decode_segments};
 use queen_s3::time::Micros;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::World;
-use super::bodies::{FetchLimits, fetch_body};
+use super::bodies::{Answer, FetchLimits, fetch_answer};
 use super::checker::Batch;
 use super::network::{Failure, Link};
+use super::scenario::Answers;
 use super::sight::Shown;
 
 #[async_trait]
@@ -41,7 +42,7 @@ impl Broker for Link {
             request.max_wait_ms
         );
         let request_there = Arc::new(request.clone());
-        let body = self
+        let answer = self
             .call(
                 &what,
                 false,
@@ -54,12 +55,19 @@ impl Broker for Link {
             .map_err(|failure| error("POST /api/v1/fetch", failure))?;
         let cut = self.world.with(|state| {
             let cut = !state.calm && state.dice.chance(self.world.scenario.error_rate / 4.0);
-            cut.then(|| usize::try_from(state.dice.between(0, body.len() as i64 - 1)).unwrap_or(0))
+            let last = answer.bytes().len() as i64 - 1;
+            cut.then(|| usize::try_from(state.dice.between(0, last)).unwrap_or(0))
         });
-        // A body cut at a place where it still reads as JSON does not exist: the last byte closes it.
-        let body = Bytes::from(body.into_bytes());
-        let body = cut.map_or(body.clone(), |cut| body.slice(..cut));
-        decode_fetch(request, body, &self.budget).map_err(|source| BrokerError {
+        // No body that is cut reads as a whole one: its last byte is what ends it.
+        let cut = |body: Vec<u8>| {
+            let body = Bytes::from(body);
+            cut.map_or(body.clone(), |cut| body.slice(..cut))
+        };
+        let read = match answer {
+            Answer::Json(body) => decode_fetch(request, cut(body), &self.budget),
+            Answer::Segments(body) => decode_segments(request, &cut(body), &self.budget),
+        };
+        read.map_err(|source| BrokerError {
             operation: "POST /api/v1/fetch",
             url: URL.to_owned(),
             kind: BrokerErrorKind::Decode(source),
@@ -211,21 +219,30 @@ fn error(operation: &'static str, failure: Failure) -> BrokerError {
     }
 }
 
-async fn answer_fetch(world: &World, request: &FetchRequest) -> String {
+async fn answer_fetch(world: &World, request: &FetchRequest) -> Answer {
     let wait = Duration::from_millis(u64::from(request.max_wait_ms.min(30_000)));
     let until = Instant::now() + wait;
     loop {
         let written = world.written.notified();
-        let (body, settled) = world.with(|state| {
+        let (answer, settled) = world.with(|state| {
+            let (scenario, dice) = (&world.scenario, &mut state.dice);
+            let segments = match scenario.answers {
+                Answers::Json => false,
+                Answers::Segments => true,
+                Answers::Mixed => dice.chance(0.5),
+            };
             let limits = FetchLimits {
                 entry_records: world.scenario.fetch_records,
+                // Without ids the sink looks at the record before the one it wants.
+                least: if scenario.ids { 1 } else { 2 },
                 call_records: world.scenario.call_records,
-                extra: state.dice.chance(0.3),
+                extra: dice.chance(0.3),
+                damaged: !state.calm && dice.chance(scenario.error_rate / 10.0),
             };
-            fetch_body(&state.log, request, limits)
+            fetch_answer(&state.log, request, limits, segments)
         });
         if settled || Instant::now() >= until {
-            return body;
+            return answer;
         }
         // Running out of time answers what is there.
         let _ = timeout(until - Instant::now(), written).await;

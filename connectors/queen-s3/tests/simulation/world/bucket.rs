@@ -172,16 +172,20 @@ impl Bucket for Link {
 
     async fn create_multipart(&self, key: &str) -> Result<String, BucketError> {
         let at = key.to_owned();
-        self.call(
-            &format!("create multipart {key}"),
-            false,
-            Arc::new(move |world: Arc<World>| {
-                let key = at.clone();
-                Box::pin(async move { world.with(|state| state.objects.create(&key)) })
-            }),
-        )
-        .await
-        .map_err(|failure| error("multipart_create", key, failure))
+        let created = self
+            .call(
+                &format!("create multipart {key}"),
+                false,
+                Arc::new(move |world: Arc<World>| {
+                    let key = at.clone();
+                    Box::pin(async move { world.with(|state| state.objects.create(&key)) })
+                }),
+            )
+            .await
+            .map_err(|failure| error("multipart_create", key, failure))?;
+        let who = &self.process.name;
+        self.world.with(|state| state.objects.known(&created, who));
+        Ok(created)
     }
 
     async fn upload_part(
@@ -197,9 +201,10 @@ impl Bucket for Link {
             true,
             Arc::new(move |world: Arc<World>| {
                 let (key, id, part) = (at.clone(), id.clone(), part.clone());
-                Box::pin(
-                    async move { world.with(|state| state.objects.part(&key, &id, number, part)) },
-                )
+                Box::pin(async move {
+                    expire(&world, &id);
+                    world.with(|state| state.objects.part(&key, &id, number, part))
+                })
             }),
         )
         .await
@@ -223,6 +228,7 @@ impl Bucket for Link {
                 let (who, key) = (who.clone(), at.clone());
                 let (id, etags) = (id.clone(), parts.clone());
                 Box::pin(async move {
+                    expire(&world, &id);
                     let object = world.with(|state| state.objects.complete(&key, &id, &etags));
                     object.map(|object| show(&world, &who, &key, object))
                 })
@@ -235,6 +241,7 @@ impl Bucket for Link {
 
     async fn abort_multipart(&self, key: &str, upload_id: &str) -> Result<(), BucketError> {
         let id = upload_id.to_owned();
+        self.world.with(|state| state.objects.give_up(&id));
         self.call(
             &format!("abort {key}"),
             false,
@@ -278,6 +285,21 @@ impl Link {
                 "{who} uploads {key} later than its lease allows"
             )));
         }
+    }
+}
+
+/// Forgets an upload under way now and then, as a lifecycle rule does.
+fn expire(world: &World, id: &str) {
+    let expires = world.with(|state| {
+        let may = world.scenario.uploads_expire && !state.calm;
+        let expires = may && state.dice.chance(0.05);
+        if expires {
+            state.objects.abort(id);
+        }
+        expires
+    });
+    if expires {
+        world.note(format_args!("{id} expires"));
     }
 }
 

@@ -188,10 +188,13 @@ async fn try_adopt(world: &Arc<World>, queue: &str, round: u64) {
         process: Arc::clone(&process),
         budget: MemoryBudget::new(1 << 20),
     };
-    let (seed, boot) = world.with(|state| (state.dice.bits() as u64, state.dice.millis(0, 9)));
+    let (seed, clock) = world.with(|state| {
+        let seed = state.dice.bits() as u64;
+        (seed, MachineClock::draw(world, &mut state.dice))
+    });
     let owner = Owner {
         broker: Arc::new(link.clone()),
-        clock: Arc::new(MachineClock::new(Arc::clone(world), boot, 0)),
+        clock: Arc::new(clock),
         status: Arc::new(Status::default()),
         jitter: Jitter::new(seed),
         keys: LakeKeys::new(PREFIX, SINK, queue),

@@ -22,7 +22,7 @@ pub mod store;
 pub mod window;
 pub mod writers;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt::{self, Write as _};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
@@ -77,6 +77,8 @@ pub struct State {
     pub clock_step: i64,
     /// Queue and key of another lake's manifest, while it lies in the bucket.
     pub planted: Option<(String, String)>,
+    /// Processes that have ended.
+    pub ended: BTreeSet<String>,
     /// The first broken invariant.
     pub failure: Option<String>,
     /// What happened.
@@ -100,6 +102,7 @@ impl World {
             calm: false,
             clock_step: 0,
             planted: None,
+            ended: BTreeSet::new(),
             failure: None,
             trace: Trace::default(),
             calls: 0,

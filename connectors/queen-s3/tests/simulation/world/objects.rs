@@ -18,6 +18,10 @@ pub struct Object {
 struct Upload {
     key: String,
     parts: BTreeMap<u16, Bytes>,
+    /// The process that was told of it.
+    owner: Option<String>,
+    /// Whether its owner has tried to abort it.
+    given_up: bool,
 }
 
 /// The bucket.
@@ -48,7 +52,7 @@ impl Objects {
             id.clone(),
             Upload {
                 key: key.to_owned(),
-                parts: BTreeMap::new(),
+                ..Upload::default()
             },
         );
         id
@@ -88,7 +92,30 @@ impl Objects {
         })
     }
 
-    /// Gives an upload up.
+    /// Notes that `who` has learnt that the upload `id` is there.
+    pub fn known(&mut self, id: &str, who: &str) {
+        if let Some(upload) = self.uploads.get_mut(id) {
+            upload.owner = Some(who.to_owned());
+        }
+    }
+
+    /// Notes that the owner of an upload tries to abort it.
+    pub fn give_up(&mut self, id: &str) {
+        if let Some(upload) = self.uploads.get_mut(id) {
+            upload.given_up = true;
+        }
+    }
+
+    /// Uploads that are open, although a process that lives knows them and has not tried to abort
+    /// them.
+    pub fn open(&self, lives: impl Fn(&str) -> bool) -> Vec<&str> {
+        let kept =
+            |upload: &Upload| !upload.given_up && upload.owner.as_deref().is_some_and(&lives);
+        let open = self.uploads.values().filter(|upload| kept(upload));
+        open.map(|upload| &*upload.key).collect()
+    }
+
+    /// Forgets an upload: it is aborted, or has expired.
     pub fn abort(&mut self, id: &str) {
         self.uploads.remove(id);
     }

@@ -58,14 +58,13 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
     let process = Arc::new(Process::new(format!("{slot}.{life}")));
     let start = world.with(|state| {
         let renamed = world.scenario.renames && state.dice.chance(0.5);
-        let skew_ms = state.dice.between(-5_000, 5_000);
         Start {
             link: Link {
                 world: Arc::clone(world),
                 process: Arc::clone(&process),
                 budget: MemoryBudget::new(world.scenario.memory),
             },
-            clock: MachineClock::new(Arc::clone(world), state.dice.millis(0, 1_000_000), skew_ms),
+            clock: MachineClock::draw(world, &mut state.dice),
             configuration: Configuration::draw(&mut state.dice),
             instance: if renamed {
                 format!("sink-{slot}-{life}")
@@ -122,6 +121,7 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
             }
         }
     }
+    world.with(|state| state.ended.insert(process.name.clone()));
     process.gate.kill();
 }
 

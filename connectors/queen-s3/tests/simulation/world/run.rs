@@ -141,6 +141,7 @@ async fn stages(world: &Arc<World>, pushes: &tokio::task::JoinHandle<()>) -> Res
         move |committed| !open && committed > end
     })
     .await?;
+    no_upload_left(world).await?;
     world.with(|state| state.checker.complete(&state.log))
 }
 
@@ -175,6 +176,25 @@ async fn reached<W: Fn(i64) -> bool>(
             ));
         }
         sleep(LOOK).await;
+    }
+}
+
+/// Waits until nobody holds an upload open: what a process began it completes or aborts, unless it
+/// died, never learnt of the upload, or was not heard when it aborted it.
+async fn no_upload_left(world: &World) -> Result<(), String> {
+    let until = world.elapsed() + RECOVERY;
+    loop {
+        let left = world.with(|state| {
+            let open = state.objects.open(|who| !state.ended.contains(who));
+            (!open.is_empty()).then(|| open.join(", "))
+        });
+        match left {
+            None => return Ok(()),
+            Some(left) if world.elapsed() > until => {
+                return Err(format!("uploads are left open: {left}"));
+            }
+            Some(_) => sleep(LOOK).await,
+        }
     }
 }
 

@@ -54,6 +54,14 @@ pub struct Scenario {
     /// Whether every process is killed now and then, and the key/value store comes back older,
     /// without a queue's documents, or beside a foreign manifest.
     pub disasters: bool,
+    /// Length of the parts that large objects go up in.
+    pub part_bytes: usize,
+    /// Whether the bucket forgets uploads that are under way, as a lifecycle rule does.
+    pub uploads_expire: bool,
+    /// How the broker answers fetches.
+    pub answers: Answers,
+    /// Longest jump of a sink's wall clock, either way, ms.
+    pub wall_jump_ms: i64,
     /// Whether lease rows vanish from the key/value store.
     pub leases_vanish: bool,
     /// Whether checkpoints are lost or damaged.
@@ -82,6 +90,17 @@ pub struct Scenario {
     pub memory: usize,
     /// Where a queue starts.
     pub earliest: bool,
+}
+
+/// How a broker answers fetches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answers {
+    /// As JSON.
+    Json,
+    /// In compressed segments.
+    Segments,
+    /// Either, from call to call: behind one address stand brokers of two versions.
+    Mixed,
 }
 
 /// What a bucket says for ETags.
@@ -125,6 +144,7 @@ pub struct Configuration {
 /// 2026-03-01T00:00:00Z, µs: runs start shortly before an hour or this day ends.
 const DAY: i64 = 1_772_323_200_000_000;
 const MINUTE: i64 = 60_000_000;
+const HOUR_MS: i64 = 3_600_000;
 
 impl Scenario {
     /// Draws a scenario.
@@ -211,6 +231,15 @@ impl Scenario {
             fetch_records: usize::try_from(dice.pick(fetch_records)).unwrap_or(2),
             call_records: usize::try_from(dice.pick(&[2, 10, 100, 100_000, 100_000])).unwrap_or(1),
             disasters: dice.chance(0.2),
+            // A part is a call of its own: not so small that they are all that a run makes.
+            part_bytes: if heavy {
+                50_000
+            } else {
+                usize::try_from(dice.pick(&[400, 3_000, 20_000])).unwrap_or(1)
+            },
+            uploads_expire: dice.chance(0.3),
+            answers: dice.pick(&[Answers::Json, Answers::Segments, Answers::Mixed]),
+            wall_jump_ms: dice.pick(&[0, 60_000, 6 * HOUR_MS]),
             // A lease that goes while its owner puts an object lets two write the same one.
             leases_vanish: !deletes && dice.chance(0.3),
             checkpoints_suffer: dice.chance(0.3),
@@ -279,7 +308,8 @@ impl Configuration {
             checkpoint_every: u64::try_from(dice.pick(&[1, 3, 20])).unwrap_or(1),
             fetch_concurrency: usize::try_from(dice.between(1, 4)).unwrap_or(1),
             discovery_interval: dice.millis(100, 2_000),
-            multipart_threshold: u64::try_from(dice.pick(&[500, 64 << 20, 64 << 20])).unwrap_or(1),
+            multipart_threshold: u64::try_from(dice.pick(&[500, 2_000, 64 << 20, 64 << 20]))
+                .unwrap_or(1),
         }
     }
 }

@@ -49,6 +49,7 @@ pub async fn run(start: Start, stop: watch::Receiver<bool>) {
         safe_guard: configuration.guard,
         lease_ttl: Duration::from_secs(u64::try_from(scenario.lease_ttl_s).unwrap_or(1)),
         multipart_threshold_bytes: configuration.multipart_threshold,
+        part_bytes: scenario.part_bytes,
         crash_at: CrashPoint::Never,
     };
     let context = Arc::new(Context {
