@@ -76,6 +76,8 @@ impl Task {
                 Err(Trouble::Restart | Trouble::Differs) => self.restarts(intent),
                 Err(Trouble::End(end)) => return Err(end),
             }
+            // They are this window's: nothing of the next one goes up before its intent is durable.
+            self.abort_uploads().await;
             tokio::time::sleep(backoff.next(None)).await;
         }
     }

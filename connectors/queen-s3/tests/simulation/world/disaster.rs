@@ -111,6 +111,9 @@ fn replaced(state: &mut State, queue: &str, now: i64) {
 
 /// Puts another lake's manifest where this one's next is to be.
 fn plant(state: &mut State, queue: &str) -> String {
+    if state.planted.is_some() {
+        return "nothing else".to_owned();
+    }
     let Some(k) = state.checker.pointed(queue).filter(|k| *k > 0) else {
         return "nothing else".to_owned();
     };
