@@ -12,6 +12,7 @@ use crate::limits::{FETCH_ENTRY_MAX_BYTES, MIB, STREAM_ENTRIES};
 use crate::observe::sampled::Sampled;
 use crate::record::{Chunk, RecordIndex};
 use crate::time::Micros;
+use crate::window::Unread;
 
 /// Stored bytes asked for per partition when several are fetched together.
 const TOGETHER_BYTES: u32 = (MIB / 8) as u32;
@@ -23,20 +24,22 @@ pub(super) struct LogStream<'a> {
     to: Micros,
     /// Records that belong to the window although their `ts` is below `from`.
     late: &'a [OffsetRange],
-    /// Partitions not yet begun: name, position, watermark.
-    rest: std::slice::Iter<'a, (Name, i64, i64)>,
+    /// Partitions not yet begun.
+    rest: std::slice::Iter<'a, Unread>,
     /// Partitions begun, in order, with what was fetched of them.
-    begun: VecDeque<Reading>,
+    begun: VecDeque<Reading<'a>>,
     /// Ranges found deleted.
     pub(super) lost: Vec<OffsetRange>,
     /// Late records that were found.
     pub(super) late_found: Vec<OffsetRange>,
 }
 
-struct Reading {
-    partition: Name,
+struct Reading<'a> {
+    unread: &'a Unread,
     position: i64,
-    watermark: i64,
+    /// Whether the next request asks for the record before the position as well, which tells the
+    /// partition's life.
+    overlaps: bool,
     chunks: VecDeque<Chunk>,
     /// Where reading stood when the log's start turned out to lie further on.
     gap: Option<i64>,
@@ -46,15 +49,32 @@ struct Reading {
     done: bool,
 }
 
-impl Reading {
+impl Reading<'_> {
     /// The range missing up to `to`, if one was met.
     fn lost(&self, to: i64) -> Option<OffsetRange> {
         let from = self.gap.filter(|from| *from <= to)?;
         Some(OffsetRange {
-            partition: self.partition.to_string(),
+            partition: self.unread.partition.to_string(),
             from,
             to,
         })
+    }
+
+    /// Whether `records`, an answer from the offset asked for on, are of another life than was
+    /// discovered, where no pass tells lives apart. A later life lies above the `safeTime` of the
+    /// pass that showed this one, so above the end `to` of the window as well.
+    fn is_reborn(&self, records: &[RecordIndex], to: Micros) -> bool {
+        let shown = |record: &&RecordIndex| record.offset < self.unread.watermark;
+        let before = |record: &RecordIndex| record.offset < self.position && record.ts >= to;
+        let newest = records.iter().filter(shown).map(|record| record.ts).max();
+        !self.unread.has_id
+            && (newest.is_some_and(|newest| newest > self.unread.newest)
+                || records.first().is_some_and(before))
+    }
+
+    /// First offset that the next request asks for.
+    fn asked(&self) -> i64 {
+        self.position - i64::from(self.overlaps)
     }
 }
 
@@ -67,6 +87,14 @@ fn ranges_of<'a>(
     ranges
         .iter()
         .filter(move |range| range.partition == partition)
+}
+
+/// The offset from which a partition is read for a window that holds the `late` records; `None` if
+/// there is nothing to read.
+pub(super) fn first_read(unread: &Unread, late: &[OffsetRange]) -> Option<i64> {
+    let late = ranges_of(late, &unread.partition).map(|range| range.from);
+    let first = late.chain([unread.position]).min()?;
+    (first < unread.watermark).then_some(first)
 }
 
 /// The runs of records of `chunk` that are `wanted`.
@@ -89,14 +117,34 @@ fn runs(chunk: &Chunk, wanted: impl Fn(&RecordIndex) -> bool) -> Vec<Chunk> {
 
 /// The log changed under the stream: partitions have to be discovered anew.
 #[derive(Debug)]
-pub(super) struct Changed;
+pub(super) struct Changed {
+    /// The life that a partition was shown to live instead of the one in which it was discovered,
+    /// where no pass tells that.
+    pub(super) reborn: Option<Reborn>,
+}
+
+/// Another life of a partition.
+#[derive(Debug)]
+pub(super) struct Reborn {
+    /// What was to be read of the former one.
+    pub(super) former: Unread,
+    /// Where this one's log starts.
+    pub(super) log_start: i64,
+    /// One past its last offset.
+    pub(super) end: i64,
+}
+
+impl Changed {
+    /// What a pass will show.
+    const DISCOVERABLE: Self = Self { reborn: None };
+}
 
 impl<'a> LogStream<'a> {
     /// A stream over `partitions`, sorted by name, each with a position at or before its first
     /// record of the window.
     pub(super) fn new(
         task: &'a Task,
-        partitions: &'a [(Name, i64, i64)],
+        partitions: &'a [Unread],
         from: Micros,
         to: Micros,
         late: &'a [OffsetRange],
@@ -123,7 +171,7 @@ impl<'a> LogStream<'a> {
                 continue;
             };
             if let Some(chunk) = first.chunks.pop_front() {
-                return Ok(Some((first.partition.clone(), chunk)));
+                return Ok(Some((first.unread.partition.clone(), chunk)));
             }
             if first.done {
                 self.begun.pop_front();
@@ -136,22 +184,18 @@ impl<'a> LogStream<'a> {
     /// Fetches the first records of the next few partitions together.
     async fn begin(&mut self) -> Result<bool, Changed> {
         let late = self.late;
-        let begun = self
-            .rest
-            .by_ref()
-            .filter_map(|(partition, position, watermark)| {
-                let first_late = ranges_of(late, partition).map(|range| range.from).min();
-                let position = first_late.map_or(*position, |from| from.min(*position));
-                (position < *watermark).then(|| Reading {
-                    partition: partition.clone(),
-                    position,
-                    watermark: *watermark,
-                    chunks: VecDeque::new(),
-                    gap: None,
-                    late: first_late.is_some(),
-                    done: false,
-                })
-            });
+        let begun = self.rest.by_ref().filter_map(|unread| {
+            let position = first_read(unread, late)?;
+            Some(Reading {
+                unread,
+                position,
+                overlaps: !unread.has_id && position > 0,
+                chunks: VecDeque::new(),
+                gap: None,
+                late: ranges_of(late, &unread.partition).next().is_some(),
+                done: false,
+            })
+        });
         self.begun = begun.take(STREAM_ENTRIES).collect();
         if self.begun.is_empty() {
             return Ok(false);
@@ -168,7 +212,7 @@ impl<'a> LogStream<'a> {
         let answer = self.fetch(1, FETCH_ENTRY_MAX_BYTES).await;
         match answer.entries.first() {
             Some(entry) => self.take_in(0, &answer, entry, true),
-            None => Err(Changed),
+            None => Err(Changed::DISCOVERABLE),
         }
     }
 
@@ -182,37 +226,64 @@ impl<'a> LogStream<'a> {
         let reading = &mut self.begun[at];
         match &entry.error {
             None => {}
-            Some(EntryError::OffsetOutOfRange) if entry.log_start > reading.position => {
-                reading.gap.get_or_insert(reading.position);
-                reading.position = entry.log_start;
-                if reading.position >= reading.watermark {
+            Some(EntryError::OffsetOutOfRange) if entry.log_start > reading.asked() => {
+                reading.overlaps = false;
+                if entry.log_start > reading.position {
+                    reading.gap.get_or_insert(reading.position);
+                    reading.position = entry.log_start;
+                }
+                if reading.position >= reading.unread.watermark {
                     reading.done = true;
-                    self.lost.extend(reading.lost(reading.watermark - 1));
+                    self.lost.extend(reading.lost(reading.unread.watermark - 1));
                 }
                 return Ok(());
             }
             Some(error) => {
                 let queue = &self.task.queue;
-                let (partition, offset) = (&reading.partition, reading.position);
+                let (partition, offset) = (&reading.unread.partition, reading.position);
                 warn!(%queue, %partition, offset, %error, "a partition cannot be read here");
-                return Err(Changed);
+                return Err(Changed::DISCOVERABLE);
             }
         }
-        let chunk = Chunk {
+        let mut chunk = Chunk {
             batch: answer.batch.clone(),
             range: entry.records.clone(),
         };
+        if reading.is_reborn(chunk.records(), self.to) {
+            return Err(Changed {
+                reborn: Some(Reborn {
+                    former: reading.unread.clone(),
+                    log_start: entry.log_start,
+                    end: entry.high_watermark,
+                }),
+            });
+        }
+        if reading.overlaps
+            && let Some(before) = chunk.records().first().copied()
+            && before.offset < reading.position
+        {
+            chunk.range.start += 1;
+            if chunk.range.is_empty() {
+                // It had the answer to itself: the next one has room for what follows.
+                reading.overlaps = !alone;
+                return Ok(());
+            }
+        }
         let (Some(first), Some(last)) = (
             chunk.records().first().copied(),
             chunk.records().last().copied(),
         ) else {
             // The first record of a call always comes: alone and empty, the partition ended.
-            return if alone { Err(Changed) } else { Ok(()) };
+            return if alone {
+                Err(Changed::DISCOVERABLE)
+            } else {
+                Ok(())
+            };
         };
         let whole =
             i64::from(chunk.range.end - chunk.range.start) == last.offset - first.offset + 1;
         if first.offset > reading.position || !whole {
-            return Err(Changed);
+            return Err(Changed::DISCOVERABLE);
         }
         if first.ts >= self.from {
             // What is missing before it may be of this window. It may also be of a later one: then
@@ -221,9 +292,10 @@ impl<'a> LogStream<'a> {
         }
         reading.gap = None;
         reading.position = last.offset + 1;
-        reading.done = reading.position >= reading.watermark || last.ts >= self.to;
+        reading.overlaps = !reading.unread.has_id;
+        reading.done = reading.position >= reading.unread.watermark || last.ts >= self.to;
         let late = if reading.late { self.late } else { &[] };
-        let partition = &reading.partition;
+        let partition = &reading.unread.partition;
         // An offset is not enough: another life of the partition has it too, and lies above.
         let is_late = |record: &RecordIndex| {
             record.ts < self.from
@@ -251,8 +323,8 @@ impl<'a> LogStream<'a> {
                 .iter()
                 .take(count)
                 .map(|reading| FetchEntry {
-                    partition: reading.partition.clone(),
-                    offset: reading.position,
+                    partition: reading.unread.partition.clone(),
+                    offset: reading.asked(),
                     max_bytes,
                 })
                 .collect(),

@@ -15,6 +15,7 @@ mod object;
 mod redo;
 mod session;
 mod start;
+mod survey;
 mod turn;
 mod writer;
 

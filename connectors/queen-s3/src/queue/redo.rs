@@ -5,10 +5,9 @@ use std::collections::{BTreeSet, HashMap};
 
 use tracing::{info, warn};
 
-use super::doubtful::Doubtful;
 use super::log_stream::{Changed, LogStream};
 use super::object::{Looking, Trouble};
-use super::session::Probing;
+use super::survey::Survey;
 use super::turn::{Gate, Permit};
 use super::writer::{Content, Sizes, WindowWriter};
 use super::{End, Halt, Standing, Task};
@@ -20,18 +19,19 @@ use crate::lake::documents::Intent;
 use crate::lake::manifest::{Manifest, OffsetRange};
 use crate::ownership::Fence;
 use crate::time::Micros;
+use crate::window::Unread;
 
 /// Why one try at a redo did not end with the window.
 enum Redo {
     /// The log changed while it was read.
-    LogChanged,
+    Changed(Changed),
     /// An object could not be written.
     Trouble(Trouble),
 }
 
 impl From<Changed> for Redo {
-    fn from(_: Changed) -> Self {
-        Self::LogChanged
+    fn from(changed: Changed) -> Self {
+        Self::Changed(changed)
     }
 }
 
@@ -45,22 +45,10 @@ impl From<Trouble> for Redo {
 #[derive(Clone, Copy)]
 struct Rebuilt<'a> {
     intent: &'a Intent,
-    partitions: &'a [(Name, i64, i64)],
+    partitions: &'a [Unread],
     doubtful: &'a BTreeSet<Name>,
     from: Micros,
     late: &'a [OffsetRange],
-}
-
-/// What discovery tells of a window.
-struct Found {
-    /// Every partition that can hold a record of it, with a position at or shortly before its
-    /// first one, and its watermark; by name (bytes).
-    partitions: Vec<(Name, i64, i64)>,
-    /// Ranges that are known to be deleted.
-    lost: Vec<OffsetRange>,
-    /// Partitions that may have an object although no record of theirs is found, in the
-    /// per-partition layout.
-    doubtful: BTreeSet<Name>,
 }
 
 /// What reading a window again taught.
@@ -108,10 +96,13 @@ impl Task {
             "redoing an interrupted window from its intent"
         );
         let carried = Gaps::of(&intent);
+        let mut survey = Survey::begin(self, standing, &intent).await;
         let mut backoff = self.context.jitter.backoff();
         let mut looking = Looking::AtBytes;
         loop {
-            let found = self.window_partitions(standing, &intent, &carried).await?;
+            // What a former try left open is not gone on with.
+            self.abort_uploads().await;
+            let found = survey.discover(Micros(intent.t_end), &carried.late).await?;
             let window = Rebuilt {
                 intent: &intent,
                 partitions: &found.partitions,
@@ -119,8 +110,10 @@ impl Task {
                 from: Micros(standing.pointer.t_end),
                 late: &carried.late,
             };
-            match self.rebuild(fence, window, looking).await {
-                Ok((content, read)) => {
+            let changed = match self.rebuild(fence, window, looking).await {
+                Ok((content, read))
+                    if survey.lived_on(&found.partitions, &carried.late).await? =>
+                {
                     let kept = &content.tally.kept;
                     // Late records that were deleted since are not in the window.
                     let gone = subtract(carried.late.clone(), &read.late);
@@ -130,25 +123,26 @@ impl Task {
                     };
                     return self.conclude(fence, standing, &intent, content, gaps).await;
                 }
+                Ok(_) => None,
+                Err(Redo::Changed(changed)) => changed.reborn,
                 // Its length was another one than when it was measured.
-                Err(
-                    Redo::LogChanged
-                    | Redo::Trouble(Trouble::End(End::Halted(Halt::Encode(
-                        EncodeError::RecordBytes { .. },
-                    )))),
-                ) => {
-                    warn!(%queue, k = intent.k, "the log changed while it was read; once more");
-                }
+                Err(Redo::Trouble(Trouble::End(End::Halted(Halt::Encode(
+                    EncodeError::RecordBytes { .. },
+                ))))) => None,
                 Err(Redo::Trouble(Trouble::End(end))) => return Err(end),
                 Err(Redo::Trouble(Trouble::Differs)) => {
                     info!(%queue, k = intent.k, "an object is there with other bytes; reading it");
                     looking = Looking::AtRecords;
                     continue;
                 }
-                Err(Redo::Trouble(Trouble::Restart)) => self.restarts(&intent),
-            }
-            // What it left open is not gone on with.
-            self.abort_uploads().await;
+                Err(Redo::Trouble(Trouble::Restart)) => {
+                    self.restarts(&intent);
+                    tokio::time::sleep(backoff.next(None)).await;
+                    continue;
+                }
+            };
+            warn!(%queue, k = intent.k, "the log changed while it was read; once more");
+            survey.changed(changed);
             tokio::time::sleep(backoff.next(None)).await;
         }
     }
@@ -178,46 +172,6 @@ impl Task {
             }
         }
         Ok(Some(manifest))
-    }
-
-    /// Looks for the partitions of the window.
-    async fn window_partitions(
-        &self,
-        standing: &Standing,
-        intent: &Intent,
-        carried: &Gaps,
-    ) -> Result<Found, End> {
-        let mut engine = self.engine(standing).await;
-        let mut doubtful =
-            (intent.layout == Layout::PerPartition).then(|| Doubtful::new(engine.checkpoint()));
-        let mut backoff = self.context.jitter.backoff();
-        loop {
-            // A pass that asks for what moved lately does not name where records came late, and
-            // tells nothing of what is gone.
-            let full = doubtful.is_some() || !carried.late.is_empty();
-            self.whole_pass(&mut engine, full, doubtful.as_mut())
-                .await?;
-            if engine
-                .safe_time()
-                .is_some_and(|safe| safe >= Micros(intent.t_end))
-            {
-                break;
-            }
-            // The broker's safeTime may fall between calls; the window is final above it only.
-            tokio::time::sleep(backoff.next(None)).await;
-        }
-        let mut probing = Probing::new(&self.context.jitter);
-        while engine.wants_probes() {
-            self.probe(&mut engine, &mut probing, doubtful.as_mut())
-                .await?;
-        }
-        Ok(Found {
-            partitions: engine.positions(),
-            lost: engine.take_lost(),
-            doubtful: doubtful
-                .map(|doubtful| doubtful.partitions())
-                .unwrap_or_default(),
-        })
     }
 
     async fn rebuild(

@@ -29,7 +29,7 @@ use crate::time::Micros;
 
 pub use close::{Close, ClosedWindow, Press};
 pub use discovery::PassRequest;
-pub use partition::PartitionId;
+pub use partition::{PartitionId, Unread};
 pub use reading::{ReadRequest, ReadResult};
 
 use partition::{Partition, PartitionBuffer};
@@ -161,16 +161,20 @@ impl Engine {
         self.buffers.is_empty() && self.lost.is_empty()
     }
 
-    /// Tracked partitions with their positions and watermarks, by name (bytes).
-    pub fn positions(&self) -> Vec<(Name, i64, i64)> {
-        let mut positions: Vec<_> = self
-            .partitions
-            .iter()
-            .flatten()
-            .map(|p| (p.name.clone(), p.position, p.watermark))
-            .collect();
-        positions.sort_unstable_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
-        positions
+    /// Tracked partitions and what is unread of each, by name (bytes).
+    pub fn unread_partitions(&self) -> Vec<Unread> {
+        let safe = self.safe.unwrap_or(Micros::MIN);
+        let tracked = self.partitions.iter().flatten();
+        let mut unread: Vec<Unread> = tracked.map(|one| Unread::of(one, safe)).collect();
+        unread.sort_unstable_by(|a, b| a.partition.as_bytes().cmp(b.partition.as_bytes()));
+        unread
+    }
+
+    /// Whether the partition still lives the life in which `unread` was found, as far as passes and
+    /// answers have shown.
+    pub fn lives_on(&self, unread: &Unread) -> bool {
+        let partition = self.by_name.get(&unread.partition);
+        partition.is_some_and(|id| self.partition(*id).generation == unread.generation)
     }
 
     /// Notes ranges that the last window's manifest names: a position restored from before it would

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use uuid::Uuid;
 
 use crate::broker::Name;
+use crate::limits::CHANGED_SINCE_SLACK_US;
 use crate::record::Chunk;
 use crate::time::Micros;
 
@@ -37,6 +38,42 @@ pub(super) struct Partition {
     /// whose lives no id tells apart needs it.
     pub(super) written: Micros,
     pub(super) flags: Flags,
+}
+
+/// What is unread of a partition in one of its lives.
+#[derive(Clone, Debug)]
+pub struct Unread {
+    /// Its raw name.
+    pub partition: Name,
+    /// First offset to read.
+    pub position: i64,
+    /// Greatest watermark that was shown: nothing of this life is known to lie at or above it.
+    pub watermark: i64,
+    /// Whether passes tell the partition's lives apart.
+    pub has_id: bool,
+    /// No record of this life below the watermark is newer: it was there when the broker told when
+    /// the partition was last written to.
+    pub newest: Micros,
+    pub(super) generation: u32,
+}
+
+impl Unread {
+    /// What is unread of `partition`, with the `safeTime` of the last complete pass.
+    pub(super) fn of(partition: &Partition, safe: Micros) -> Self {
+        let newest = match partition.written {
+            Micros::MIN => Micros::MAX,
+            // A record below `safe` was there as well, whatever was told of it.
+            written => written.on(CHANGED_SINCE_SLACK_US).max(safe),
+        };
+        Self {
+            newest,
+            partition: partition.name.clone(),
+            position: partition.position,
+            watermark: partition.watermark,
+            has_id: partition.id.is_some(),
+            generation: partition.generation,
+        }
+    }
 }
 
 /// Yes-or-no facts about a partition.

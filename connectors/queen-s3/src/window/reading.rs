@@ -9,7 +9,7 @@ use crate::time::Micros;
 
 use super::partition::Run;
 use super::seek::{Probe, Seek};
-use super::{Engine, PartitionId};
+use super::{Engine, PartitionId, Unread};
 
 /// One partition to fetch.
 #[derive(Clone, Debug)]
@@ -191,7 +191,7 @@ impl Engine {
             self.begins_at(id, entry);
         } else if request.overlap {
             if self.is_later_life(id, first.ts) {
-                self.begin_life(id, &self.life_of(id, entry));
+                self.begin_life(id, &self.life_of(id, entry.log_start, entry.high_watermark));
                 return ReadResult::Progress;
             }
             let settled = self.settle(id, entry.high_watermark);
@@ -245,13 +245,25 @@ impl Engine {
     }
 
     /// The life that an answer about a partition without an id speaks of, as a pass would list it.
-    fn life_of(&self, id: PartitionId, entry: &FetchedEntry) -> ListedPartition {
+    fn life_of(&self, id: PartitionId, log_start: i64, end: i64) -> ListedPartition {
         ListedPartition {
             name: self.partition(id).name.clone(),
             id: None,
-            last_offset: entry.high_watermark - 1,
-            log_start: entry.log_start,
+            last_offset: end - 1,
+            log_start,
             last_write_at: None,
+        }
+    }
+
+    /// Takes in that an answer, which holds the log from `log_start` up to `end`, shows a partition
+    /// without an id in another life than the one in which `unread` was found.
+    pub fn lives_anew(&mut self, unread: &Unread, log_start: i64, end: i64) {
+        if !self.lives_on(unread) {
+            return;
+        }
+        if let Some(id) = self.by_name.get(&unread.partition).copied() {
+            let life = self.life_of(id, log_start, end);
+            self.update(id, |engine| engine.begin_life(id, &life));
         }
     }
 

@@ -102,12 +102,13 @@ impl Way {
     }
 }
 
-fn interrupted(log: &Log, shape: Shape) {
+/// Leaves the intent of the window `[TEN, TEN + HOUR)` behind, over a pointer at `committed`.
+pub fn interrupted(log: &Log, shape: Shape, committed: i64) {
     let put = |document: &str, value| {
         let key = format!("s3:{SINK}:orders:{document}");
         KvOperation::put("queen-s3", &key, value, Expiry::Forever).expect("an expiry of the wire")
     };
-    let pointer = json!({"k": 0, "tEnd": 0, "manifest": "", "records": 0, "bytes": 0,
+    let pointer = json!({"k": 0, "tEnd": committed, "manifest": "", "records": 0, "bytes": 0,
         "committedAtMs": 0, "lineage": "l"});
     let intent = json!({"k": 1, "tStart": TEN, "tEnd": TEN + HOUR, "format": shape.format,
         "compression": shape.compression, "layout": shape.layout, "align": shape.align,
@@ -123,7 +124,7 @@ fn objects(shape: Shape, way: &Way) -> BTreeMap<String, Bytes> {
         history(&log);
         log.limit(way.limits);
         if way.redo {
-            interrupted(&log, shape);
+            interrupted(&log, shape, 0);
         }
         let bucket = Arc::<MemoryBucket>::default();
         let mut options = Options::new();

@@ -58,6 +58,7 @@ impl Broker for Link {
     async fn fetch(&self, request: &FetchRequest) -> Result<FetchAnswer, BrokerError> {
         let at_once = self.fetching.fetch_add(1, Ordering::Relaxed) + 1;
         self.travel().await;
+        self.log.fetching();
         let body = self.log.fetch(request, at_once);
         self.travel().await;
         self.fetching.fetch_sub(1, Ordering::Relaxed);
@@ -88,10 +89,10 @@ impl Broker for Link {
             .into_iter()
             .map(|line| ListedPartition {
                 name: line.name,
-                id: Some(line.id),
+                id: self.log.identifies().then_some(line.id),
                 last_offset: line.last_offset,
                 log_start: line.log_start,
-                last_write_at: Some(Micros(line.last_write_at)),
+                last_write_at: (self.log.tells_times()).then_some(Micros(line.last_write_at)),
             })
             .collect();
         Ok(answer)

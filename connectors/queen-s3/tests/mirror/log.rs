@@ -110,6 +110,8 @@ impl Default for Limits {
 
 struct State {
     queues: BTreeMap<String, Queue>,
+    /// Lives of partitions begun.
+    lives: u128,
     store: Store,
     counts: Counts,
     limits: Limits,
@@ -125,6 +127,15 @@ pub struct Log {
     degraded: AtomicBool,
     silent: AtomicBool,
     denying: AtomicBool,
+    anonymous: AtomicBool,
+    timeless: AtomicBool,
+    event: Mutex<Option<Event>>,
+}
+
+/// What happens to the log after so many fetch calls more.
+struct Event {
+    fetches: u64,
+    happens: Box<dyn FnOnce(&Log) + Send>,
 }
 
 /// A line of a listing.
@@ -150,6 +161,7 @@ impl Log {
         Arc::new(Self {
             state: Mutex::new(State {
                 queues: BTreeMap::new(),
+                lives: 0,
                 store: Store::default(),
                 counts: Counts::default(),
                 limits: Limits::default(),
@@ -161,6 +173,9 @@ impl Log {
             degraded: AtomicBool::new(false),
             silent: AtomicBool::new(false),
             denying: AtomicBool::new(false),
+            anonymous: AtomicBool::new(false),
+            timeless: AtomicBool::new(false),
+            event: Mutex::new(None),
         })
     }
 
@@ -201,8 +216,9 @@ impl Log {
     /// Writes a segment at `ts`, µs.
     pub fn write(&self, queue: &str, partition: &Name, ts: i64, records: u32) {
         let mut state = self.state();
+        state.lives += 1;
+        let id = state.lives;
         let queue = state.queues.get_mut(queue).expect("a queue that was made");
-        let id = queue.partitions.len() as u128 + 1;
         let found = queue
             .partitions
             .entry(Arc::clone(partition))
@@ -231,6 +247,61 @@ impl Log {
         let queue = state.queues.get_mut(queue).expect("a queue that was made");
         let found = queue.partitions.get_mut(partition).expect("it was written");
         found.log_start = found.end();
+    }
+
+    /// Ends a partition's life: what is written to it from now on is another one.
+    pub fn end(&self, queue: &str, partition: &Name) {
+        let mut state = self.state();
+        let queue = state.queues.get_mut(queue).expect("a queue that was made");
+        let ended = queue.partitions.remove(partition).expect("it was written");
+        queue
+            .by_write
+            .remove(&(ended.last_write_at, Arc::clone(partition)));
+    }
+
+    /// Tells the lives of partitions apart, or does not.
+    pub fn identify(&self, identifying: bool) {
+        self.anonymous.store(!identifying, Ordering::Relaxed);
+    }
+
+    /// Whether it tells lives apart.
+    pub fn identifies(&self) -> bool {
+        !self.anonymous.load(Ordering::Relaxed)
+    }
+
+    /// Tells when partitions were last written to, or does not.
+    pub fn tell_times(&self, telling: bool) {
+        self.timeless.store(!telling, Ordering::Relaxed);
+    }
+
+    /// Whether it tells that.
+    pub fn tells_times(&self) -> bool {
+        !self.timeless.load(Ordering::Relaxed)
+    }
+
+    /// Lets something happen when `fetches` calls more are answered.
+    pub fn after_fetches(&self, fetches: u64, happens: impl FnOnce(&Self) + Send + 'static) {
+        let mut event = self.event.lock().unwrap_or_else(PoisonError::into_inner);
+        *event = Some(Event {
+            fetches,
+            happens: Box::new(happens),
+        });
+    }
+
+    /// Notes that a fetch call is about to be answered.
+    pub fn fetching(&self) {
+        let mut event = self.event.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = match &mut *event {
+            Some(waiting) if waiting.fetches > 0 => {
+                waiting.fetches -= 1;
+                None
+            }
+            _ => event.take(),
+        };
+        drop(event);
+        if let Some(due) = due {
+            (due.happens)(self);
+        }
     }
 
     /// Sees, or no longer sees, every session of its database.

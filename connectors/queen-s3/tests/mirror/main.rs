@@ -12,6 +12,7 @@ mod link;
 mod log;
 mod million;
 mod positions;
+mod reborn;
 mod settings;
 mod sink;
 // The simulation asks more of it.
