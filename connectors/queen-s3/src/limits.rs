@@ -74,6 +74,9 @@ pub const QUEUE_GONE_AFTER: Duration = Duration::from_secs(120);
 pub const QUEUE_GONE_ANSWERS: u32 = 3;
 /// How often a queue that does not exist is looked for.
 pub const UNKNOWN_QUEUE_RETRY: Duration = Duration::from_secs(60);
+/// How long an answered `safeTime` is shown where nothing asks for the next one: two looks for a
+/// queue that does not exist.
+pub const SAFE_TIME_STANDS: Duration = Duration::from_secs(120);
 /// Discovery intervals between two listings of `QUEEN_S3_QUEUES=*`.
 pub const RELIST_INTERVALS: u32 = 10;
 /// Least time between two listings of `QUEEN_S3_QUEUES=*`.

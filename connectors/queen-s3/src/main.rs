@@ -213,7 +213,7 @@ async fn probe(
     status: &Status,
 ) -> Result<FirstQueues, Failure> {
     let safe_time = probe_broker(config, broker).await?;
-    status.set_safe_time(safe_time);
+    status.set_safe_time(safe_time, SystemClock.boottime());
     let first = FirstQueues::of(&config.queues, broker, safe_time).await;
     let first = first.map_err(|error| {
         let advice = match error.status() {

@@ -82,12 +82,18 @@ impl Collector for Exposition {
         out.gauge_per_queue(
             "queen_s3_lag_seconds",
             "Wall-clock time minus the end of the last committed window.",
-            |status| status.t_end().map(|end| seconds_since(end, now)),
+            // A queue that is not there has no log to be behind.
+            |status| {
+                let end = status.t_end().filter(|_| status.present.load(Relaxed));
+                end.map(|end| seconds_since(end, now))
+            },
         )?;
         out.gauge(
             "queen_s3_safe_lag_seconds",
             "Wall-clock time minus the broker's safeTime.",
-            self.status.safe_time().map(|safe| seconds_since(safe, now)),
+            self.status
+                .safe_time(self.clock.boottime())
+                .map(|safe| seconds_since(safe, now)),
         )?;
         out.counter_per_queue(
             "queen_s3_windows_committed",
@@ -148,6 +154,11 @@ impl Collector for Exposition {
             "queen_s3_checkpoint_age_windows",
             "Windows committed since the last position checkpoint.",
             |status| Some(status.checkpoint_age.load(Relaxed)),
+        )?;
+        out.gauge_per_queue(
+            "queen_s3_queue_stopped",
+            "1 while the queue is stopped by an error that needs an operator, else 0.",
+            |status| Some(u64::from(status.stopped.load(Relaxed))),
         )
     }
 }
@@ -313,7 +324,7 @@ mod tests {
         let status = Arc::new(Status::default());
         let budget = MemoryBudget::new(1 << 20);
         let _held = budget.hold(4_096);
-        status.set_safe_time(Micros(1_788_523_194_500_000));
+        status.set_safe_time(Micros(1_788_523_194_500_000), Duration::ZERO);
         status.preconditions_lost.store(1, Relaxed);
         status.window_records.observe(250);
         status.window_bytes.observe(70_000);

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use crate::limits::SAFE_TIME_STANDS;
 use crate::time::Micros;
 
 const NEVER: i64 = i64::MIN;
@@ -14,6 +16,10 @@ const NEVER: i64 = i64::MIN;
 pub struct Status {
     queues: Mutex<BTreeMap<String, Arc<QueueStatus>>>,
     safe_time: AtomicI64,
+    /// When it was answered, ms of the boot clock.
+    safe_time_at: AtomicU64,
+    /// How many ask for the next one.
+    asking: AtomicU64,
     degraded: AtomicBool,
     s3_requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
     /// Key/value batches that a lost precondition rolled back.
@@ -29,6 +35,8 @@ impl Default for Status {
         Self {
             queues: Mutex::default(),
             safe_time: AtomicI64::new(NEVER),
+            safe_time_at: AtomicU64::new(0),
+            asking: AtomicU64::new(0),
             degraded: AtomicBool::new(false),
             s3_requests: Mutex::default(),
             preconditions_lost: AtomicU64::new(0),
@@ -72,14 +80,28 @@ impl Status {
         (self.degraded.swap(degraded, Relaxed) != degraded).then_some(degraded)
     }
 
-    /// Notes the broker's latest `safeTime`.
-    pub fn set_safe_time(&self, at: Micros) {
+    /// Notes the broker's latest `safeTime`, answered at `now` of the boot clock.
+    pub fn set_safe_time(&self, at: Micros, now: Duration) {
+        self.safe_time_at.store(millis(now), Relaxed);
         self.safe_time.store(at.0, Relaxed);
     }
 
-    /// The broker's latest `safeTime`, if it answered yet.
-    pub fn safe_time(&self) -> Option<Micros> {
-        known(self.safe_time.load(Relaxed)).map(Micros)
+    /// The broker's latest `safeTime` as of `now` of the boot clock, if it answered yet. `None` too
+    /// where nothing has asked for a newer one for [`SAFE_TIME_STANDS`]: its age would tell nothing
+    /// of the broker.
+    pub fn safe_time(&self, now: Duration) -> Option<Micros> {
+        let age = millis(now).saturating_sub(self.safe_time_at.load(Relaxed));
+        let stands = age <= millis(SAFE_TIME_STANDS);
+        known(self.safe_time.load(Relaxed))
+            .filter(|_| stands || self.asking.load(Relaxed) > 0)
+            .map(Micros)
+    }
+
+    /// Says that `safeTime` is asked for again and again, or Queen is waited for to do so, for as
+    /// long as the answer lives.
+    pub fn asking(&self) -> Asking<'_> {
+        self.asking.fetch_add(1, Relaxed);
+        Asking(self)
     }
 
     /// Counts one S3 request. `op` is `put`, `get`, `head`, `list`, `delete` or a `multipart_*`;
@@ -105,6 +127,16 @@ impl Status {
     }
 }
 
+/// Somebody who asks for `safeTime` again and again.
+#[derive(Debug)]
+pub struct Asking<'a>(&'a Status);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.asking.fetch_sub(1, Relaxed);
+    }
+}
+
 /// What one queue's task reports.
 #[derive(Debug)]
 pub struct QueueStatus {
@@ -115,7 +147,7 @@ pub struct QueueStatus {
     pub present: AtomicBool,
     /// Whether another instance holds the queue's lease; such a queue is not this process's.
     pub owned: AtomicBool,
-    /// Whether the task stopped with an error that needs an operator.
+    /// Whether the task stopped with an error that needs an operator, and has not got beyond it.
     pub stopped: AtomicBool,
     /// Windows committed.
     pub windows: AtomicU64,
@@ -184,6 +216,10 @@ impl QueueStatus {
     pub fn committed_wall_ms(&self) -> Option<i64> {
         known(self.committed_wall_ms.load(Relaxed))
     }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn known(value: i64) -> Option<i64> {

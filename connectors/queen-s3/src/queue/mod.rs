@@ -264,6 +264,8 @@ impl Task {
                 Ok(Claim::Held(instance)) => {
                     takeover = false;
                     self.status.owned.store(false, Relaxed);
+                    // Whether it is stopped is the other instance's to show.
+                    self.status.stopped.store(false, Relaxed);
                     if !std::mem::replace(&mut was_held, true) {
                         info!(queue = %self.queue, %instance, "queue is held by another instance");
                     }
@@ -334,11 +336,14 @@ impl Task {
     async fn claim(&self, owner: &Owner, takeover: bool) -> Result<Claim, ClaimError> {
         let mut backoff = self.context.jitter.backoff();
         let mut sampled = Sampled::default();
+        let mut waiting = None;
         loop {
             let error = match owner.claim(takeover).await {
                 Err(ClaimError::Broker(error)) => error,
                 other => return other,
             };
+            // An answer alone may say that there is nothing to ask for.
+            waiting.get_or_insert_with(|| self.context.status.asking());
             if let Some(suppressed) = sampled.failure() {
                 let queue = &self.queue;
                 warn!(%queue, %error, suppressed, "the queue could not be claimed; trying again");

@@ -145,10 +145,11 @@ impl Task {
             after: None,
             limit: 1,
         };
+        let _asking = self.context.status.asking();
         let mut backoff = self.context.jitter.backoff();
         let mut sampled = Sampled::default();
         loop {
-            match self.context.broker.changed(Some(&request)).await {
+            match self.changed(&request).await {
                 Ok(answer) if answer.error == Some(EntryError::UnknownQueue) => {
                     return Err(End::Absent(answer.safe_time));
                 }

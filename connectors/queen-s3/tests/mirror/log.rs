@@ -126,6 +126,7 @@ pub struct Log {
     safe_lag: i64,
     degraded: AtomicBool,
     silent: AtomicBool,
+    mute: AtomicBool,
     denying: AtomicBool,
     anonymous: AtomicBool,
     timeless: AtomicBool,
@@ -172,6 +173,7 @@ impl Log {
             safe_lag: SAFE_LAG,
             degraded: AtomicBool::new(false),
             silent: AtomicBool::new(false),
+            mute: AtomicBool::new(false),
             denying: AtomicBool::new(false),
             anonymous: AtomicBool::new(false),
             timeless: AtomicBool::new(false),
@@ -312,6 +314,16 @@ impl Log {
     /// Answers no key/value batch any more, or does so again.
     pub fn hang_up(&self, silent: bool) {
         self.silent.store(silent, Ordering::Relaxed);
+    }
+
+    /// Answers no discovery any more, or does so again.
+    pub fn mute(&self, mute: bool) {
+        self.mute.store(mute, Ordering::Relaxed);
+    }
+
+    /// Whether it answers no discovery.
+    pub fn is_mute(&self) -> bool {
+        self.mute.load(Ordering::Relaxed)
     }
 
     /// Whether it does not see every session.
@@ -497,7 +509,23 @@ impl Log {
         let key = format!("s3:{}:{queue}:lease", crate::sink::SINK);
         let lease = json!({"instance": "another", "incarnation": "theirs"});
         let seconds = i64::try_from(held.as_secs()).expect("a test is short");
-        let put = KvOperation::put(KV_NAMESPACE, key, lease, Expiry::seconds(seconds));
+        self.put(key, lease, Expiry::seconds(seconds));
+    }
+
+    /// Puts a document of the sink's where it was, for ever.
+    pub fn put_back(&self, key: &str, document: Value) {
+        self.put(key.to_owned(), document, Expiry::Forever);
+    }
+
+    /// Removes a document of the sink's, as an operator may; answers it.
+    pub fn take_away(&self, key: &str) -> Value {
+        let document = self.document(key).expect("it is there");
+        self.state().store.remove(key);
+        document
+    }
+
+    fn put(&self, key: String, document: Value, expiry: Expiry) {
+        let put = KvOperation::put(KV_NAMESPACE, key, document, expiry);
         let now = self.now();
         let answer = self
             .state()

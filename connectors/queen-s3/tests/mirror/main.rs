@@ -5,6 +5,7 @@ mod ahead;
 mod bucket;
 mod bytes;
 mod dialect;
+mod figures;
 mod history;
 mod lease;
 mod lines;

@@ -11,6 +11,7 @@ use queen_s3::config::{CrashPoint, Start};
 use queen_s3::lake::{Align, Compression, Format, Layout, Shape};
 use queen_s3::limits::PART_BYTES;
 use queen_s3::memory::MemoryBudget;
+use queen_s3::observe::metrics::Metrics;
 use queen_s3::observe::status::Status;
 use queen_s3::ownership::Identity;
 use queen_s3::queue::{self, Context, Settings};
@@ -84,6 +85,7 @@ pub struct Sink {
     tasks: JoinHandle<()>,
     /// What it shows.
     pub status: Arc<Status>,
+    metrics: Metrics,
 }
 
 struct VirtualClock {
@@ -124,13 +126,20 @@ impl Sink {
         options: &Options,
     ) -> Self {
         let status = Arc::new(Status::default());
+        let clock: Arc<dyn Clock> = Arc::new(VirtualClock {
+            start: Instant::now(),
+            log: Arc::clone(log),
+        });
+        let metrics = Metrics::new(
+            Arc::clone(&status),
+            Arc::clone(&budget),
+            Arc::clone(&clock),
+            options.settings.shape.format,
+        );
         let context = Arc::new(Context {
             broker,
             bucket: Arc::clone(bucket) as _,
-            clock: Arc::new(VirtualClock {
-                start: Instant::now(),
-                log: Arc::clone(log),
-            }),
+            clock,
             budget,
             status: Arc::clone(&status),
             jitter: Jitter::new(options.seed),
@@ -156,6 +165,7 @@ impl Sink {
             stop,
             tasks,
             status,
+            metrics,
         }
     }
 
@@ -167,6 +177,14 @@ impl Sink {
 }
 
 impl Sink {
+    /// What `/metrics` shows of `series`, a name and its labels, now.
+    pub fn shown(&self, series: &str) -> Option<f64> {
+        let text = self.metrics.render().expect("a String takes everything");
+        let line = text.lines().find_map(|line| line.strip_prefix(series));
+        line.and_then(|rest| rest.strip_prefix(' '))
+            .map(|value| value.parse().expect("a number"))
+    }
+
     /// Ends it as a kill does.
     pub fn kill(self) {
         self.tasks.abort();

@@ -146,6 +146,7 @@ impl Task {
             () = stopping(&mut stop) => return End::Drained.into(),
             engine = self.engine(&standing) => engine,
         };
+        let _asking = self.context.status.asking();
         let age = self.status.checkpoint_age.load(Relaxed);
         let checkpointed = standing.pointer.k - age;
         let now = Instant::now();

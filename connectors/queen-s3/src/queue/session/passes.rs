@@ -24,9 +24,13 @@ pub(super) struct Pass {
 
 impl Task {
     /// One discovery page, its `safeTime` noted.
-    async fn changed(&self, request: &ChangedRequest) -> Result<Changed, BrokerError> {
+    pub(in crate::queue) async fn changed(
+        &self,
+        request: &ChangedRequest,
+    ) -> Result<Changed, BrokerError> {
         let answer = self.context.broker.changed(Some(request)).await?;
-        self.context.status.set_safe_time(answer.safe_time);
+        let now = self.context.clock.boottime();
+        self.context.status.set_safe_time(answer.safe_time, now);
         Ok(answer)
     }
 
@@ -38,6 +42,7 @@ impl Task {
         full: bool,
         mut doubtful: Option<&mut Doubtful>,
     ) -> Result<(), End> {
+        let _asking = self.context.status.asking();
         let mut backoff = self.context.jitter.backoff();
         let mut sampled = Sampled::default();
         'pass: loop {

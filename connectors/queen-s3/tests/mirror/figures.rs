@@ -1,0 +1,112 @@
+//! What `/metrics` shows of a queue that this instance cannot or need not work on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use queen_s3::broker::Name;
+use queen_s3::limits::SAFE_TIME_STANDS;
+
+use crate::bucket::MemoryBucket;
+use crate::log::{Log, SAFE_LAG};
+use crate::sink::{Options, Sink, committed, eventually};
+use crate::{HOUR, SECOND, TEN, in_virtual_time};
+
+const QUEUE: &str = "orders";
+const LAG: &str = "queen_s3_lag_seconds{queue=\"orders\"}";
+const SAFE_LAG_SHOWN: &str = "queen_s3_safe_lag_seconds";
+const STOPPED: &str = "queen_s3_queue_stopped{queue=\"orders\"}";
+const POINTER: &str = "s3:main:orders:committed";
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A log of one record in its last whole hour.
+fn one_record() -> Arc<Log> {
+    let log = Log::new(TEN + HOUR + 10 * SECOND, |_, offset| offset.to_string());
+    log.create(QUEUE);
+    log.write(QUEUE, &Name::from("p"), TEN, 1);
+    log
+}
+
+/// The greatest value of `series` in so many minutes; `None` when one was without it.
+async fn greatest(sink: &Sink, series: &str, minutes: u32) -> Option<f64> {
+    let mut greatest = 0_f64;
+    for _ in 0..minutes * 6 {
+        tokio::time::sleep(MINUTE / 6).await;
+        greatest = greatest.max(sink.shown(series)?);
+    }
+    Some(greatest)
+}
+
+#[test]
+fn the_safe_lag_is_the_broker_s_and_is_not_shown_where_nobody_asks_for_it() {
+    in_virtual_time(async {
+        let (log, bucket) = (one_record(), Arc::<MemoryBucket>::default());
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &Options::new());
+        eventually("a window", || committed(&log, QUEUE).0 == 1).await;
+        let owned = greatest(&sink, SAFE_LAG_SHOWN, 30).await;
+        assert!(owned.is_some_and(|lag| lag < 10.0), "{owned:?}");
+
+        log.give_away(QUEUE, MINUTE * 30);
+        let shown = || sink.shown(SAFE_LAG_SHOWN);
+        tokio::time::sleep(SAFE_TIME_STANDS + MINUTE).await;
+        while log
+            .document("s3:main:orders:lease")
+            .is_some_and(|lease| lease["instance"] == "another")
+        {
+            assert_eq!(shown(), None);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        eventually("it asks again", || shown().is_some_and(|lag| lag < 10.0)).await;
+
+        // A broker that is gone while it is asked is behind for as long.
+        log.mute(true);
+        tokio::time::sleep(MINUTE * 10).await;
+        assert!(shown().is_some_and(|lag| lag > 590.0), "{:?}", shown());
+        sink.kill();
+    });
+}
+
+#[test]
+fn a_queue_that_is_not_there_lets_no_lag_grow() {
+    in_virtual_time(async {
+        let (log, bucket) = (one_record(), Arc::<MemoryBucket>::default());
+        let sink = Sink::start(&log, &bucket, &[QUEUE, "clicks"], &Options::new());
+        eventually("a window", || sink.shown(LAG).is_some()).await;
+        log.deny(true);
+        eventually("it is believed", || sink.shown(LAG).is_none()).await;
+        // It is looked for once a minute.
+        let most = MINUTE.as_secs_f64() + 5.0 + (SAFE_LAG / SECOND) as f64;
+        let safe = greatest(&sink, SAFE_LAG_SHOWN, 120).await;
+        assert!(safe.is_some_and(|lag| lag < most), "{safe:?}");
+        assert_eq!(sink.shown(LAG), None);
+        assert_eq!(sink.shown(STOPPED), Some(0.0));
+        log.deny(false);
+        eventually("it is back", || sink.shown(LAG).is_some()).await;
+        sink.stop().await;
+    });
+}
+
+#[test]
+fn a_queue_that_an_error_stopped_is_shown_until_it_goes_on_here_or_elsewhere() {
+    for elsewhere in [false, true] {
+        in_virtual_time(async {
+            let (log, bucket) = (one_record(), Arc::<MemoryBucket>::default());
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &Options::new());
+            eventually("a window", || committed(&log, QUEUE).0 == 1).await;
+            assert_eq!(sink.shown(STOPPED), Some(0.0));
+            sink.stop().await;
+            // The bucket's manifests without the pointer are an operator's to judge.
+            let pointer = log.take_away(POINTER);
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &Options::new());
+            eventually("the stop", || sink.shown(STOPPED) == Some(1.0)).await;
+            let all_along = greatest(&sink, STOPPED, 10).await;
+            assert_eq!(all_along, Some(1.0));
+            if elsewhere {
+                log.give_away(QUEUE, MINUTE * 30);
+            } else {
+                log.put_back(POINTER, pointer);
+            }
+            eventually("the end of it", || sink.shown(STOPPED) == Some(0.0)).await;
+            sink.stop().await;
+        });
+    }
+}
