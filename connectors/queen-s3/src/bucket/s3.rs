@@ -9,10 +9,11 @@ mod addressing_tests;
 mod attempt;
 mod body;
 mod download;
+mod options;
 mod probe;
 mod refusal;
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,80 +44,12 @@ use self::body::{AtHalf, PiecesBody, Progress};
 use self::download::Download;
 use self::refusal::Place;
 use super::{Bucket, BucketError, BucketErrorKind, ListPage, ObjectBody, ObjectInfo, ObjectReader};
-use crate::config::{Secret, Sse};
-use crate::limits::{
-    CONNECT_TIMEOUT, HASH_INLINE_BYTES, STORE_ANSWER_TIMEOUT, STORE_COMPLETE_TIMEOUT,
-    UPLOAD_STALL_TIMEOUT,
-};
+use crate::config::Sse;
+use crate::limits::HASH_INLINE_BYTES;
 use crate::observe::status::Status;
 
+pub use self::options::{MidUpload, S3Options, S3Timeouts};
 pub use self::probe::ProbeError;
-
-/// Called with an object's key in the middle of its upload.
-pub type MidUpload = Arc<dyn Fn(&str) + Send + Sync>;
-
-/// Where the bucket is and how it is written.
-#[derive(Clone)]
-pub struct S3Options {
-    /// `QUEEN_S3_ENDPOINT`: scheme, host and port.
-    pub endpoint: String,
-    /// `QUEEN_S3_REGION`.
-    pub region: String,
-    /// `QUEEN_S3_BUCKET`.
-    pub bucket: String,
-    /// `QUEEN_S3_ACCESS_KEY`.
-    pub access_key: Secret,
-    /// `QUEEN_S3_SECRET_KEY`, never printed.
-    pub secret_key: Secret,
-    /// `QUEEN_S3_PATH_STYLE`.
-    pub path_style: bool,
-    /// `QUEEN_S3_SSE` and its key.
-    pub sse: Sse,
-    /// Where requests are counted.
-    pub status: Arc<Status>,
-    /// Called once per object, with its key, when half the body of a single PUT is sent or the
-    /// first part of a multipart upload is up. For `QUEEN_S3_CRASH_AT=mid_upload`; the callee
-    /// tells data from sidecars by the key.
-    pub mid_upload: Option<MidUpload>,
-    /// How long requests may take.
-    pub timeouts: S3Timeouts,
-}
-
-impl fmt::Debug for S3Options {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("S3Options")
-            .field("endpoint", &self.endpoint)
-            .field("region", &self.region)
-            .field("bucket", &self.bucket)
-            .field("path_style", &self.path_style)
-            .field("timeouts", &self.timeouts)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Time limits of requests.
-#[derive(Clone, Copy, Debug)]
-pub struct S3Timeouts {
-    /// For a connection to open.
-    pub connect: Duration,
-    /// For the answer to a request without a body of ours, and for an object's next bytes.
-    pub answer: Duration,
-    /// For the store to put the parts of an object together.
-    pub complete: Duration,
-    /// For an upload that stands still, or waits for its answer once it is sent.
-    pub stall: Duration,
-}
-
-impl Default for S3Timeouts {
-    fn default() -> Self {
-        Self {
-            connect: CONNECT_TIMEOUT,
-            answer: STORE_ANSWER_TIMEOUT,
-            complete: STORE_COMPLETE_TIMEOUT,
-            stall: UPLOAD_STALL_TIMEOUT,
-        }
-    }
-}
 
 /// A bucket over the S3 API.
 pub struct S3Bucket {
@@ -407,13 +340,13 @@ impl Bucket for S3Bucket {
                 etag,
                 "the ETag of the object is no MD5 and was not compared"
             );
-        } else if !etag.eq_ignore_ascii_case(&hex(&md5)) {
+        } else if !etag.eq_ignore_ascii_case(&hex::encode(md5)) {
             return Err(BucketError {
                 operation: "put",
                 key: key.to_owned(),
                 kind: BucketErrorKind::Integrity(format!(
                     "its ETag is {etag}, the MD5 sent is {}",
-                    hex(&md5)
+                    hex::encode(md5)
                 )),
             });
         }
@@ -647,16 +580,6 @@ fn is_md5(etag: &str) -> bool {
 
 fn unquoted(etag: &str) -> &str {
     etag.trim_matches('"')
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-            // Writing into a String cannot fail.
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
 }
 
 fn size(

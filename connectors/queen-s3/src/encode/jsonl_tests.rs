@@ -62,10 +62,6 @@ fn text(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).expect("UTF-8")
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Records of varied lengths, about `bytes` of them, that compress as events do.
 fn many(bytes: usize) -> Vec<(i64, i64, String, String)> {
     let mut state = 7_u64;
@@ -159,7 +155,7 @@ fn the_bytes_of_a_small_window_are_these() {
     let window = [("berlin", chunks(&batch, 3)[0].clone())];
     let objects = [Compression::Zstd, Compression::Gzip, Compression::None].map(|compression| {
         let (object, _) = encode(compression, &window);
-        format!("{compression} {}", hex(&object))
+        format!("{compression} {}", hex::encode(&object))
     });
     insta::assert_snapshot!(objects.join("\n"));
 }
@@ -171,7 +167,11 @@ fn the_bytes_of_a_large_window_are_these() {
     let window = [("berlin", chunks(&batch, records.len())[0].clone())];
     let digests = [Compression::Zstd, Compression::Gzip, Compression::None].map(|compression| {
         let (object, summary) = encode(compression, &window);
-        format!("{compression} {} {}", object.len(), hex(&summary.sha256))
+        format!(
+            "{compression} {} {}",
+            object.len(),
+            hex::encode(summary.sha256)
+        )
     });
     insta::assert_snapshot!(digests.join("\n"));
 }

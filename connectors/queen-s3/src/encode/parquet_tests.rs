@@ -73,10 +73,6 @@ fn rows(object: &Bytes) -> Vec<Row> {
         .collect()
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn small() -> Vec<(&'static str, Chunk)> {
     let berlin = batch(&[
         (5, TS, "t-0", r#"{"order":1, "sum":12.50}"#),
@@ -335,7 +331,11 @@ fn the_bytes_of_a_window_are_these() {
         .collect();
     let digests = [Compression::Zstd, Compression::Snappy].map(|compression| {
         let (object, summary) = encode(compression, &window);
-        format!("{compression} {} {}", object.len(), hex(&summary.sha256))
+        format!(
+            "{compression} {} {}",
+            object.len(),
+            hex::encode(summary.sha256)
+        )
     });
     insta::assert_snapshot!(digests.join("\n"));
 }

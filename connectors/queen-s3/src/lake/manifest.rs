@@ -1,7 +1,5 @@
 //! The manifest: what one committed window holds.
 
-use std::fmt::Write;
-
 use serde::{Deserialize, Serialize};
 
 use super::keys::WindowBounds;
@@ -131,16 +129,6 @@ pub struct OffsetRange {
     pub from: i64,
     /// Last offset.
     pub to: i64,
-}
-
-/// Bytes as manifests spell a hash: lower-case hex digits.
-pub fn hex(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len() * 2);
-    for byte in bytes {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
 }
 
 impl OffsetRange {

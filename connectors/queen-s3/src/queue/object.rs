@@ -19,7 +19,6 @@ use super::{End, Halt, Task};
 use crate::broker::Name;
 use crate::bucket::{BucketError, ObjectBody, ObjectInfo};
 use crate::encode::{EncodeError, ObjectEncoder, ObjectSpec, ObjectSummary};
-use crate::lake::manifest::hex;
 use crate::lake::{Compression, Format};
 use crate::limits::{ENCODE_STEP_BYTES, PARTS_IN_FLIGHT};
 use crate::observe::sampled::Sampled;
@@ -393,7 +392,7 @@ impl<'a> ObjectWriter<'a> {
         if found.size != built.bytes {
             return Err(Trouble::Differs);
         }
-        if found.etag.as_deref() == Some(hex(&built.md5).as_str()) {
+        if found.etag.as_deref() == Some(hex::encode(built.md5).as_str()) {
             return Ok(());
         }
         let (task, key) = (self.task, &self.key);
@@ -426,29 +425,25 @@ fn is_upload(found: &ObjectInfo, size: u64, etags: &[String]) -> bool {
     let digests: Option<Vec<u8>> =
         etags
             .iter()
-            .map(|etag| unhex(etag))
+            .map(|etag| md5_of(etag))
             .try_fold(Vec::new(), |mut all, digest| {
                 all.extend(digest?);
                 Some(all)
             });
     match (&found.etag, digests) {
         (Some(etag), Some(digests)) if etag.contains('-') => {
-            *etag == format!("{}-{}", hex(&Md5::digest(&digests)), etags.len())
+            *etag == format!("{}-{}", hex::encode(Md5::digest(&digests)), etags.len())
         }
         // Encrypted objects and some gateways have ETags of another shape.
         _ => true,
     }
 }
 
-fn unhex(etag: &str) -> Option<Vec<u8>> {
-    let digits = etag.trim_matches('"');
-    if digits.len() != 32 || !digits.is_ascii() {
-        return None;
-    }
-    (0..32)
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok())
-        .collect()
+/// The MD5 that an ETag is, if it is one.
+fn md5_of(etag: &str) -> Option<[u8; 16]> {
+    let mut digest = [0; 16];
+    hex::decode_to_slice(etag.trim_matches('"'), &mut digest).ok()?;
+    Some(digest)
 }
 
 /// Awaits `work` while the uploads under way go on.

@@ -14,7 +14,7 @@ use super::{Halt, Task};
 use crate::broker::Name;
 use crate::encode::ObjectSpec;
 use crate::lake::documents::Intent;
-use crate::lake::manifest::{ManifestObject, OffsetRange, hex};
+use crate::lake::manifest::{ManifestObject, OffsetRange};
 use crate::lake::{Layout, Shape};
 use crate::limits::{ENCODE_MAX_WORKERS, ENCODE_WORKER_BYTES, OBJECTS_IN_FLIGHT};
 use crate::record::Chunk;
@@ -357,7 +357,7 @@ async fn end(
         key,
         bytes: summary.bytes,
         records: summary.records,
-        sha256: hex(&summary.sha256),
+        sha256: hex::encode(summary.sha256),
         partition: partition.as_ref().map(ToString::to_string),
         first_offset: offsets.map(|(first, _)| first),
         last_offset: offsets.map(|(_, last)| last),

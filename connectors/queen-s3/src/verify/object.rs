@@ -16,7 +16,7 @@ use crate::bucket::{BucketError, ObjectReader};
 use crate::compute::Compute;
 use crate::decode::{Arriving, Columns, Lines, ReadError, Rows};
 use crate::lake::Format;
-use crate::lake::manifest::{Manifest, ManifestObject, hex};
+use crate::lake::manifest::{Manifest, ManifestObject};
 use crate::limits::VERIFY_PIECES;
 use crate::time::Micros;
 
@@ -89,7 +89,7 @@ pub async fn check(
         let text = format!("it has {bytes} bytes where its manifest says {named}");
         Some((Kind::Size, text))
     } else if !is_as_written(object, bytes, &sha256) {
-        let (sha256, named) = (hex(&sha256), &object.sha256);
+        let (sha256, named) = (hex::encode(sha256), &object.sha256);
         let text = format!("its SHA-256 is {sha256} where its manifest says {named}");
         Some((Kind::Sha256, text))
     } else {
@@ -240,5 +240,5 @@ fn spool(input: &mut impl Read) -> io::Result<File> {
 }
 
 fn is_as_written(object: &ManifestObject, bytes: u64, sha256: &[u8; 32]) -> bool {
-    bytes == object.bytes && hex(sha256).eq_ignore_ascii_case(&object.sha256)
+    bytes == object.bytes && hex::encode(sha256).eq_ignore_ascii_case(&object.sha256)
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use queen_s3::encode::{ObjectEncoder, ObjectSpec, record_bytes};
 use queen_s3::lake::keys::{LakeKeys, WindowBounds};
-use queen_s3::lake::manifest::{Manifest, ManifestObject, OffsetRange, hex};
+use queen_s3::lake::manifest::{Manifest, ManifestObject, OffsetRange};
 use queen_s3::lake::{Align, Compression, Format, Layout, Shape};
 use queen_s3::memory::MemoryBudget;
 use queen_s3::record::{Batch, Chunk, Ids, RecordIndex};
@@ -182,7 +182,7 @@ impl Lake {
             encoder.push(partition, chunk).expect("it is encoded");
         }
         let (parts, summary) = encoder.finish().expect("it ends");
-        (parts.concat().into(), hex(&summary.sha256))
+        (parts.concat().into(), hex::encode(summary.sha256))
     }
 
     pub async fn check(&self) -> QueueReport {

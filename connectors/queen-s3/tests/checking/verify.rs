@@ -1,6 +1,5 @@
 use std::sync::Arc;
 
-use queen_s3::lake::manifest::hex;
 use queen_s3::lake::{Align, Compression, Format, Layout, Shape};
 use queen_s3::verify::{Kind, Progress, verify};
 use sha2::{Digest, Sha256};
@@ -148,7 +147,7 @@ async fn a_second_frame_that_one_shot_readers_do_not_see_is_found_though_the_has
         let object = &mut manifest.objects[0];
         let frame = lake.bucket.content(&object.key);
         let twice = [&frame[..], &frame[..]].concat();
-        (object.bytes, object.sha256) = (twice.len() as u64, hex(&Sha256::digest(&twice)));
+        (object.bytes, object.sha256) = (twice.len() as u64, hex::encode(Sha256::digest(&twice)));
         lake.bucket.insert(&object.key, twice);
         manifest.bytes = manifest.objects[0].bytes;
         lake.put_manifest(&manifest);
@@ -166,7 +165,7 @@ async fn an_object_that_is_no_parquet_file_is_found_though_the_hash_is_right() {
     let mut manifest = lake.build(10, &[("a", 0, 1)]);
     let object = &mut manifest.objects[0];
     let content = "PAR1 PAR1";
-    (object.bytes, object.sha256) = (content.len() as u64, hex(&Sha256::digest(content)));
+    (object.bytes, object.sha256) = (content.len() as u64, hex::encode(Sha256::digest(content)));
     lake.bucket.insert(&object.key, content);
     manifest.bytes = manifest.objects[0].bytes;
     lake.put_manifest(&manifest);

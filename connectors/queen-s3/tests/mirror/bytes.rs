@@ -10,7 +10,6 @@ use proptest::prelude::*;
 use queen_protocol::kv::{Expiry, KvOperation};
 use queen_s3::broker::Name;
 use queen_s3::compute::Compute;
-use queen_s3::lake::manifest::hex;
 use queen_s3::lake::{Align, Compression, Format, Layout, Shape};
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -150,7 +149,7 @@ fn digest(objects: &BTreeMap<String, Bytes>) -> String {
         hash.update([0]);
         hash.update(Sha256::digest(content));
     }
-    hex(&hash.finalize())
+    hex::encode(hash.finalize())
 }
 
 fn plain(number: usize) -> &'static BTreeMap<String, Bytes> {

@@ -9,6 +9,7 @@ use aws_smithy_runtime_api::client::http::{
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse as Answer;
 
 use super::*;
+use crate::config::Secret;
 
 const UPLOAD: &str =
     "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>";

@@ -12,7 +12,7 @@ use queen_s3::bucket::{
 
 use super::World;
 use super::network::{Failure, Link};
-use super::objects::{Object, hex, md5_of};
+use super::objects::{Object, md5_of};
 use super::scenario::ETags;
 
 /// Bytes that a download hands out at a time.
@@ -36,7 +36,7 @@ impl Bucket for Link {
             Arc::new(move |world| {
                 let (who, key, content) = (who.clone(), at.clone(), content.clone());
                 Box::pin(async move {
-                    let etag = hex(&md5_of(&content));
+                    let etag = hex::encode(md5_of(&content));
                     show(
                         &world,
                         &who,

@@ -14,7 +14,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::log::{Log, RecordKey};
-use super::objects::{Objects, hex};
+use super::objects::Objects;
 use super::scenario::Scenario;
 use super::sight::Sight;
 use super::spelling::{self, Named};

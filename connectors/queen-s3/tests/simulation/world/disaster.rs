@@ -17,7 +17,7 @@ use tokio::time::sleep;
 
 use super::clock::MachineClock;
 use super::network::{Link, Process};
-use super::objects::{Object, hex, md5_of};
+use super::objects::{Object, md5_of};
 use super::spelling::{self, PREFIX, SINK};
 use super::store::Store;
 use super::{State, World};
@@ -132,7 +132,7 @@ fn plant(state: &mut State, queue: &str) -> String {
     manifest["lineage"] = "another lake".into();
     manifest["objects"] = serde_json::Value::Array(Vec::new());
     let bytes = bytes::Bytes::from(manifest.to_string());
-    let etag = hex(&md5_of(&bytes));
+    let etag = hex::encode(md5_of(&bytes));
     state
         .objects
         .visible

@@ -38,11 +38,6 @@ pub fn md5_of(bytes: &[u8]) -> [u8; 16] {
     Md5::digest(bytes).into()
 }
 
-/// Lower-case hex digits of `bytes`.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 impl Objects {
     /// Starts an upload.
     pub fn create(&mut self, key: &str) -> String {
@@ -64,7 +59,7 @@ impl Objects {
             .uploads
             .get_mut(id)
             .filter(|upload| upload.key == key)?;
-        let etag = format!("\"{}\"", hex(&md5_of(&part)));
+        let etag = format!("\"{}\"", hex::encode(md5_of(&part)));
         upload.parts.insert(number, part);
         Some(etag)
     }
@@ -78,14 +73,14 @@ impl Objects {
         for (number, etag) in (1u16..).zip(etags) {
             let part = upload.parts.get(&number)?;
             let digest = md5_of(part);
-            if etag.trim_matches('"') != hex(&digest) {
+            if etag.trim_matches('"') != hex::encode(digest) {
                 return None;
             }
             content.extend_from_slice(part);
             digests.extend_from_slice(&digest);
         }
         self.uploads.remove(id);
-        let etag = format!("{}-{}", hex(&md5_of(&digests)), etags.len());
+        let etag = format!("{}-{}", hex::encode(md5_of(&digests)), etags.len());
         Some(Object {
             bytes: content.into(),
             etag,

@@ -4,8 +4,6 @@ use jiff::Timestamp;
 use queen_s3::lake::{Align, Compression, Format, Shape};
 use sha2::{Digest, Sha256};
 
-use super::objects::hex;
-
 /// The root of every object of the simulated sinks.
 pub const PREFIX: &str = "lake/all";
 /// Their name.
@@ -42,7 +40,10 @@ pub fn encoded(raw: &str) -> String {
         }
         head.push_str(&piece);
     }
-    format!("{head}~{}", &hex(&Sha256::digest(raw.as_bytes()))[..32])
+    format!(
+        "{head}~{}",
+        &hex::encode(Sha256::digest(raw.as_bytes()))[..32]
+    )
 }
 
 /// What a key of the lake names.

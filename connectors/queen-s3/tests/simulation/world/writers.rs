@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use super::bodies::{partition_name, record};
 use super::dice::Dice;
-use super::objects::{hex, md5_of};
+use super::objects::md5_of;
 use super::scenario::Scenario;
 use super::{State, World, spelling};
 
@@ -295,7 +295,7 @@ pub async fn damage_checkpoints(world: Arc<World>) {
                 2 => "no checkpoint".into(),
                 _ => moved_positions(dice, &object.bytes)?,
             };
-            object.etag = hex(&md5_of(&damaged));
+            object.etag = hex::encode(md5_of(&damaged));
             object.bytes = damaged;
             state.checker.checkpoint_damaged(key);
             Some(format!("{key} is damaged"))

@@ -254,7 +254,7 @@ impl Lake {
                 return Err(format!("manifest {key} before its object {}", object.key));
             };
             let figures = (object.bytes, object.records, &*object.sha256);
-            let digest = hex(&Sha256::digest(&content.bytes));
+            let digest = hex::encode(Sha256::digest(&content.bytes));
             must!(
                 figures == (content.bytes.len() as u64, held.len() as u64, &*digest),
                 "manifest {key} has figures {figures:?} of {}",
