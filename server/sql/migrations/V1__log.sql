@@ -158,28 +158,43 @@ CREATE FUNCTION queen.fetch(
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
-    v_queue     bigint;
-    v_partition bigint;
-    v_offset    bigint;
-    v_start     bigint;
-    v_spent     bigint;
-    v_taken     bigint;
-    v_call      bigint := p_call;
-    v_raw       bigint := p_raw;
-    v_any       boolean := false;
-    s           record;
+    v_spent bigint;
+    v_taken bigint;
+    v_call  bigint := p_call;
+    v_raw   bigint := p_raw;
+    v_any   boolean := false;
+    e       record;
+    s       record;
 BEGIN
-    FOR i IN 1 .. cardinality(p_queues) LOOP
-        v_offset := p_offsets[i];
-        SELECT q.id, p.id, coalesce(p.next_offset, 0), coalesce(p.log_start, 0)
-        INTO v_queue, v_partition, watermark, log_start
-        FROM queen.queues q
-        LEFT JOIN queen.partitions p ON p.queue_id = q.id AND p.name = p_partitions[i]
-        WHERE q.tenant = p_tenant AND q.name = p_queues[i];
-        entry := i - 1;
-        known := v_queue IS NOT NULL;
-        watermark := coalesce(watermark, 0);
-        log_start := coalesce(log_start, 0);
+    -- One row per entry: its bounds, and the segment in which its offset lies. Many partitions, each
+    -- of which has little, cost this statement and no other.
+    FOR e IN
+        SELECT g.ord, g.at, g.most, q.id IS NOT NULL AS known, p.id AS partition_id,
+               coalesce(p.next_offset, 0) AS watermark, coalesce(p.log_start, 0) AS log_start,
+               f.base_offset, f.ts, f.records, f.raw_bytes, f.payload_bytes, f.block,
+               octet_length(f.block) AS stored
+        FROM unnest(p_queues, p_partitions, p_offsets, p_max) WITH ORDINALITY
+             AS g (queue, part, at, most, ord)
+        LEFT JOIN LATERAL (
+            SELECT q.id FROM queen.queues q WHERE q.tenant = p_tenant AND q.name = g.queue LIMIT 1
+        ) q ON true
+        LEFT JOIN LATERAL (
+            SELECT p.id, p.next_offset, p.log_start
+            FROM queen.partitions p WHERE p.queue_id = q.id AND p.name = g.part LIMIT 1
+        ) p ON true
+        LEFT JOIN LATERAL (
+            SELECT t.base_offset, t.ts, t.records, t.raw_bytes, t.payload_bytes, t.block
+            FROM queen.segments t
+            WHERE t.partition_id = p.id AND t.base_offset <= g.at
+              AND g.at >= p.log_start AND g.at < p.next_offset
+            ORDER BY t.base_offset DESC LIMIT 1
+        ) f ON true
+        ORDER BY g.ord
+    LOOP
+        entry := e.ord - 1;
+        known := e.known;
+        watermark := e.watermark;
+        log_start := e.log_start;
         base_offset := NULL;
         ts := NULL;
         records := NULL;
@@ -187,22 +202,42 @@ BEGIN
         payload_bytes := NULL;
         block := NULL;
         RETURN NEXT;
-        CONTINUE WHEN v_partition IS NULL OR v_offset < log_start OR v_offset >= watermark;
+        CONTINUE WHEN e.partition_id IS NULL OR e.at < e.log_start OR e.at >= e.watermark;
         CONTINUE WHEN v_any AND (v_call <= 0 OR v_raw <= 0);
 
-        SELECT coalesce(max(g.base_offset), v_offset) INTO v_start
-        FROM queen.segments g WHERE g.partition_id = v_partition AND g.base_offset <= v_offset;
         v_spent := 0;
         v_taken := 0;
+        IF e.base_offset + e.records > e.at THEN
+            IF v_any AND e.stored > v_call THEN
+                v_call := 0;
+                CONTINUE;
+            END IF;
+            v_any := true;
+            v_call := v_call - e.stored;
+            v_raw := v_raw - e.raw_bytes - 100 * e.records;
+            v_spent := e.stored;
+            base_offset := e.base_offset;
+            ts := e.ts;
+            records := e.records;
+            raw_bytes := e.raw_bytes;
+            payload_bytes := e.payload_bytes;
+            IF p_blocks THEN
+                block := e.block;
+            END IF;
+            RETURN NEXT;
+            v_taken := e.base_offset + e.records - e.at;
+            CONTINUE WHEN e.base_offset + e.records >= e.watermark OR v_taken >= p_records
+                OR v_spent >= e.most;
+        END IF;
         FOR s IN
-            SELECT g.base_offset, g.ts, g.records, g.raw_bytes, g.payload_bytes, g.block,
-                   octet_length(g.block) AS stored
-            FROM queen.segments g
-            WHERE g.partition_id = v_partition AND g.base_offset >= v_start
-            ORDER BY g.base_offset
+            SELECT t.base_offset, t.ts, t.records, t.raw_bytes, t.payload_bytes, t.block,
+                   octet_length(t.block) AS stored
+            FROM queen.segments t
+            WHERE t.partition_id = e.partition_id AND t.base_offset > coalesce(e.base_offset, -1)
+            ORDER BY t.base_offset
         LOOP
-            CONTINUE WHEN s.base_offset + s.records <= v_offset;
-            EXIT WHEN v_spent > 0 AND v_spent + s.stored > p_max[i];
+            CONTINUE WHEN s.base_offset + s.records <= e.at;
+            EXIT WHEN v_spent > 0 AND v_spent + s.stored > e.most;
             IF v_any AND (s.stored > v_call OR v_raw <= 0) THEN
                 v_call := 0;
                 EXIT;
@@ -220,7 +255,7 @@ BEGIN
                 block := s.block;
             END IF;
             RETURN NEXT;
-            v_taken := v_taken + s.base_offset + s.records - greatest(s.base_offset, v_offset);
+            v_taken := v_taken + s.base_offset + s.records - greatest(s.base_offset, e.at);
             EXIT WHEN v_taken >= p_records;
         END LOOP;
     END LOOP;
