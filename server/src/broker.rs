@@ -123,7 +123,7 @@ impl Running {
             outbox: peers::Outbox::default(),
             cursor_key,
             vault: Vault::new(config.seal_key.clone()),
-            repeats: Repeats::default(),
+            repeats: Repeats::bounded(config.id_memory_bytes),
             discoveries: Positions::default(),
             segment_ids: Arc::default(),
             metrics: Metrics::new(&lanes),

@@ -230,8 +230,6 @@ pub const KNOWN_REPEATING_QUEUES: usize = 10_000;
 pub const DEDUP_SWEEP_ROWS: i64 = 1_000;
 /// Time between two sweeps.
 pub const DEDUP_SWEEP_EVERY: Duration = Duration::from_secs(30);
-/// Bytes of what a broker remembers of transaction ids: about 5 an id.
-pub const RECENT_BYTES: usize = 128 * MIB;
 /// Fewer ids of a partition are not worth remembering: the database compares them at every push.
 pub const RECENT_LEAST_IDS: usize = 64;
 /// A partition with fewer ids is forgotten without more ado when there is no room: they are soon read.

@@ -6,6 +6,7 @@
 
 mod memory;
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant as Deadline, timeout_at};
 
 use crate::config::LaneConfig;
 use crate::limits::{CONTROL_LANE_SHARE, LANE_SHARES, POP_LANE_SHARE, PUSH_LANE_SHARE};
@@ -41,8 +42,9 @@ pub enum Lane {
 pub enum Admission {
     /// One slot from the whole body to the answer.
     Slot(Lane),
-    /// The handler takes a slot for each read of the database: none while parked.
-    PerRead(Lane),
+    /// The handler takes the slot and may give it up: none is held while parked, or while a push waits
+    /// for ids that another one reads.
+    Handler(Lane),
     /// No lane.
     Free,
 }
@@ -51,9 +53,10 @@ pub enum Admission {
 pub fn admission(method: &Method, route: &str) -> Admission {
     match route {
         "/health" | "/status" | "/metrics" | "/api/v1/partitions/changed" => Admission::Free,
-        "/api/v1/push" | "/api/v1/transaction" => Admission::Slot(Lane::Push),
-        "/api/v1/fetch" => Admission::PerRead(Lane::Pop),
-        pop if pop.starts_with("/api/v1/pop") => Admission::PerRead(Lane::Pop),
+        "/api/v1/push" => Admission::Handler(Lane::Push),
+        "/api/v1/transaction" => Admission::Slot(Lane::Push),
+        "/api/v1/fetch" => Admission::Handler(Lane::Pop),
+        pop if pop.starts_with("/api/v1/pop") => Admission::Handler(Lane::Pop),
         "/api/v1/ack" | "/api/v1/ack/batch" | "/api/v1/lease/{lease}/extend" => {
             Admission::Slot(Lane::Pop)
         }
@@ -80,6 +83,12 @@ pub enum Overload {
     /// Requests and answers in flight hold all the memory they may.
     #[error("requests and answers in flight fill the broker's memory; try again in a moment")]
     Memory,
+    /// The ids that a push has to be compared with were not at hand in time.
+    #[error(
+        "the transaction ids of a partition of this push are still being read or indexed; try again \
+         in a moment"
+    )]
+    Ids,
 }
 
 impl Overload {
@@ -88,6 +97,7 @@ impl Overload {
             Self::Full(_) => "full",
             Self::Slow(_) => "slow",
             Self::Memory => "memory",
+            Self::Ids => "ids",
         }
     }
 }
@@ -198,7 +208,21 @@ impl Lanes {
         outcome
     }
 
+    /// The turn of who has this slot of `lane`.
+    pub fn turn(&self, lane: Lane, slot: Slot) -> Turn<'_> {
+        Turn {
+            lanes: self,
+            lane,
+            slot: Some(slot),
+            deadline: None,
+        }
+    }
+
     async fn take(&self, lane: Lane) -> Result<Slot, Overload> {
+        self.take_by(lane, Deadline::now() + self.wait).await
+    }
+
+    async fn take_by(&self, lane: Lane, deadline: Deadline) -> Result<Slot, Overload> {
         self.memory.check()?;
         let state = self.state(lane);
         let slot = |permit| Slot { _permit: permit };
@@ -206,7 +230,7 @@ impl Lanes {
             return Ok(slot(permit));
         }
         let _place = Place::take(&state.waiting, self.queue).ok_or(Overload::Full(lane))?;
-        match timeout(self.wait, Arc::clone(&state.slots).acquire_owned()).await {
+        match timeout_at(deadline, Arc::clone(&state.slots).acquire_owned()).await {
             Ok(Ok(permit)) => Ok(slot(permit)),
             // Nobody closes a lane; a closed one has no slots.
             Ok(Err(_)) | Err(_) => Err(Overload::Slow(lane)),
@@ -282,6 +306,81 @@ impl Lanes {
             self.in_line.get_or_create(&labels).set(number(waiting));
         }
         self.held.set(number(self.memory.held()));
+    }
+}
+
+/// A slot that its holder may give up for a while. All that it waits aside, and for a slot again, takes
+/// no longer than one wait for a slot may.
+pub struct Turn<'a> {
+    lanes: &'a Lanes,
+    lane: Lane,
+    slot: Option<Slot>,
+    deadline: Option<Deadline>,
+}
+
+impl Turn<'_> {
+    /// Begins to count the wait, unless it has begun; gives back when it ends.
+    pub fn deadline(&mut self) -> Deadline {
+        *self
+            .deadline
+            .get_or_insert_with(|| Deadline::now() + self.lanes.wait)
+    }
+
+    /// Gives the slot up until `ready` completes, and takes one again. `bytes` are counted meanwhile:
+    /// who waits aside is not bounded by the slots.
+    ///
+    /// # Errors
+    ///
+    /// [`Overload`], without a slot: the line is full, or the wait too long.
+    pub async fn step_aside(
+        &mut self,
+        bytes: usize,
+        ready: impl Future<Output = ()>,
+    ) -> Result<(), Overload> {
+        let deadline = self.deadline();
+        self.slot = None;
+        let outcome = self.wait_aside(bytes, ready, deadline).await;
+        match outcome {
+            Ok(slot) => {
+                self.slot = Some(slot);
+                Ok(())
+            }
+            Err(overload) => {
+                self.lanes.refuse(self.lane, overload);
+                Err(overload)
+            }
+        }
+    }
+
+    async fn wait_aside(
+        &self,
+        bytes: usize,
+        ready: impl Future<Output = ()>,
+        deadline: Deadline,
+    ) -> Result<Slot, Overload> {
+        let Self { lanes, lane, .. } = self;
+        let _held = lanes.memory.hold(bytes);
+        let place = Place::take(&lanes.state(*lane).waiting, lanes.queue);
+        let place = place.ok_or(Overload::Full(*lane))?;
+        if timeout_at(deadline, ready).await.is_err() {
+            return Err(Overload::Ids);
+        }
+        drop(place);
+        lanes.take_by(*lane, deadline).await
+    }
+
+    /// Whether there is time left to wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Overload::Ids`], when there is none.
+    pub fn check(&mut self) -> Result<(), Overload> {
+        let deadline = self.deadline();
+        if Deadline::now() < deadline {
+            return Ok(());
+        }
+        self.lanes.refuse(self.lane, Overload::Ids);
+        Err(Overload::Ids)
     }
 }
 
@@ -373,6 +472,34 @@ mod tests {
         );
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn who_steps_aside_leaves_its_slot_and_waits_no_longer_than_for_one() {
+        let lanes = lanes(1);
+        let slot = lanes.enter(Lane::Push).await.expect("a slot");
+        let mut turn = lanes.turn(Lane::Push, slot);
+        let (ready, until_ready) = tokio::sync::oneshot::channel::<()>();
+        {
+            let aside = turn.step_aside(600, async { until_ready.await.expect("a word") });
+            let mut aside = Box::pin(aside);
+            assert!((&mut aside).now_or_never().is_none(), "it waits");
+            let other = lanes.enter(Lane::Push).await.expect("the slot left");
+            assert_eq!(lanes.memory.held(), 600);
+            ready.send(()).expect("someone waits");
+            assert!((&mut aside).now_or_never().is_none(), "the slot is taken");
+            drop(other);
+            assert_eq!(aside.await, Ok(()));
+        }
+        assert_eq!((lanes.memory.held(), turn.check()), (0, Ok(())));
+        assert!(
+            lanes.enter(Lane::Push).now_or_never().is_none(),
+            "it has it"
+        );
+        let never = turn.step_aside(0, std::future::pending());
+        assert_eq!(never.await, Err(Overload::Ids));
+        assert_eq!(turn.check(), Err(Overload::Ids));
+        assert!(lanes.enter(Lane::Push).await.is_ok());
+    }
+
     #[tokio::test]
     async fn nobody_is_admitted_while_the_memory_is_spent() {
         let lanes = lanes(1);
@@ -385,9 +512,9 @@ mod tests {
     #[test]
     fn each_route_has_its_lane() {
         for (route, expected) in [
-            ("/api/v1/push", Admission::Slot(Lane::Push)),
-            ("/api/v1/fetch", Admission::PerRead(Lane::Pop)),
-            ("/api/v1/pop/{*rest}", Admission::PerRead(Lane::Pop)),
+            ("/api/v1/push", Admission::Handler(Lane::Push)),
+            ("/api/v1/fetch", Admission::Handler(Lane::Pop)),
+            ("/api/v1/pop/{*rest}", Admission::Handler(Lane::Pop)),
             ("/api/v1/partitions/changed", Admission::Free),
             ("/health", Admission::Free),
             ("/api/v1/kv", Admission::Slot(Lane::Control)),

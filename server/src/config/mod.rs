@@ -105,6 +105,8 @@ pub struct Config {
     pub max_body_bytes: usize,
     /// The lanes.
     pub lanes: LaneConfig,
+    /// Bytes of pushed transaction ids that are remembered; twice as many while room is made.
+    pub id_memory_bytes: usize,
     /// Client connections.
     pub http: HttpConfig,
     /// Time between two passes of retention.
@@ -207,6 +209,7 @@ impl Config {
                 max_body_bytes / MIB
             ));
         }
+        let id_memory_bytes = reader.number("QUEEN_DEDUP_MEMORY_MB", 1, 1_048_576) as usize * MIB;
         let http = HttpConfig {
             connections: reader.number("QUEEN_HTTP_CONNECTIONS", 1, 1_000_000) as usize,
             idle: millis(&mut reader, "QUEEN_HTTP_IDLE_MS", 100),
@@ -253,6 +256,7 @@ impl Config {
             safe_floor,
             max_body_bytes,
             lanes,
+            id_memory_bytes,
             http,
             retention_interval,
             partition_cleanup_days,

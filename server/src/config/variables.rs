@@ -138,7 +138,13 @@ pub const VARIABLES: &[Variable] = &[
         "QUEEN_LANE_WAIT_MS",
         "5000",
         "0 to 3600000",
-        "Longest wait for a slot; then the request is answered 503.",
+        "Longest wait for a slot, and for the transaction ids that a push is compared with; then the request is answered 503.",
+    ),
+    variable(
+        "QUEEN_DEDUP_MEMORY_MB",
+        "128",
+        "1 to 1048576",
+        "Remembered transaction ids of pushes, in MiB, about 5 bytes each; twice as much while they come faster than older ones are indexed.",
     ),
     variable(
         "QUEEN_HTTP_CONNECTIONS",

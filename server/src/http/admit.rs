@@ -34,7 +34,7 @@ pub async fn admit(
     };
     let admission = admission(request.method(), route.as_str());
     let (parts, mut body) = request.into_parts();
-    if let Admission::Slot(lane) | Admission::PerRead(lane) = admission
+    if let Admission::Slot(lane) | Admission::Handler(lane) = admission
         && let Err(overload) = broker.lanes.check(lane)
     {
         discard(&broker, &mut body).await;
@@ -56,7 +56,7 @@ pub async fn admit(
             };
             tokio::spawn(work).await?
         }
-        Admission::PerRead(_) | Admission::Free => next.run(request).await,
+        Admission::Handler(_) | Admission::Free => next.run(request).await,
     };
     Ok(counted(&broker, response))
 }

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::body::Body;
 use super::tenant::Tenant;
 use super::{Shared, answer, rendered};
+use crate::admission::Lane;
 use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::kv::{batch, operation};
@@ -33,13 +34,15 @@ pub async fn push(
     Tenant(tenant): Tenant,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
-    let push = parsed(body.clone(), push::prepare).await?;
-    if push.is_empty() {
-        return Ok(rendered(StatusCode::CREATED, b"[]".to_vec()));
-    }
+    let slot = broker.lanes.enter(Lane::Push).await?;
     // A client that goes away must not keep the written from being told to those who wait.
     let task = tokio::spawn(async move {
-        let (push, assigned) = store::store(&broker, tenant, &body, push).await?;
+        let mut turn = broker.lanes.turn(Lane::Push, slot);
+        let push = parsed(body.clone(), push::prepare).await?;
+        if push.is_empty() {
+            return Ok(b"[]".to_vec());
+        }
+        let (push, assigned) = store::store(&broker, &mut turn, tenant, &body, push).await?;
         for (queue, partition) in push.queues.iter().zip(&push.partitions) {
             broker.waiters.wake_partition(tenant, queue, partition);
         }

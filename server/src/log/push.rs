@@ -117,6 +117,11 @@ impl PreparedPush {
         self.segments.block.iter().map(Vec::len).sum()
     }
 
+    /// The bytes that it holds, about: its segments and ids.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.stored_bytes() + self.ids.len() + self.places.len() * size_of::<Place>()
+    }
+
     /// The ids of all items, as JSON strings.
     pub(super) fn all_ids(&self) -> Vec<Vec<u8>> {
         let items = 0..self.places.len();
@@ -161,14 +166,11 @@ impl PreparedPush {
     }
 
     /// The queues with ids that the database is not given, each once.
-    pub(super) fn unmarked(&self, tenant: Uuid, repeats: &Repeats) -> Vec<String> {
+    pub(super) fn unmarked(&self, marks: &Marks) -> Vec<String> {
         let given: HashSet<usize> = self.given().map(|(_, place)| place.group).collect();
-        let queues: HashSet<&String> = given.into_iter().map(|group| &self.queues[group]).collect();
-        queues
-            .into_iter()
-            .filter(|queue| repeats.takes(tenant, queue))
-            .cloned()
-            .collect()
+        let without = given.into_iter().filter(|group| !marks.has(*group));
+        let queues: HashSet<&String> = without.map(|group| &self.queues[group]).collect();
+        queues.into_iter().cloned().collect()
     }
 
     /// Seals the segments of `queues` that are not sealed yet.

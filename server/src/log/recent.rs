@@ -13,14 +13,14 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::limits::{
-    RECENT_AHEAD, RECENT_BYTES, RECENT_FEW_IDS, RECENT_LEAST_IDS, RECENT_PART_IDS, RECENT_PARTS,
+    RECENT_AHEAD, RECENT_FEW_IDS, RECENT_LEAST_IDS, RECENT_PART_IDS, RECENT_PARTS,
 };
 use crate::timestamp::Timestamp;
 use fingerprints::{Open, Sealed, fingerprint};
@@ -41,13 +41,17 @@ pub struct Recent {
     limit: usize,
     /// Told when more is remembered than may be.
     pub crowded: Notify,
+    /// Told when room was made.
+    roomy: Notify,
 }
 
 /// What is remembered of one partition.
 #[derive(Debug)]
 pub struct View {
-    /// Held by who reads from the database what is missing.
-    pub loading: tokio::sync::Mutex<()>,
+    /// Whether someone reads from the database what is missing.
+    reading: AtomicBool,
+    /// Told when nobody does any more.
+    read: Notify,
     /// Its row.
     partition: i64,
     /// The start of the server that this was learnt from.
@@ -93,10 +97,21 @@ pub struct Known {
     view: Option<Arc<View>>,
 }
 
-impl Known {
-    /// The view, where ids have to be read into it before they are compared.
-    pub fn behind(&self) -> Option<&Arc<View>> {
-        self.view.as_ref().filter(|view| view.missing().is_some())
+/// Who reads what a view lacks: one at a time. Dropping it lets those who wait look again.
+#[derive(Debug)]
+pub struct Reader(Arc<View>);
+
+impl Reader {
+    /// The view.
+    pub fn view(&self) -> &View {
+        &self.0
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.0.reading.store(false, Ordering::Release);
+        self.0.read.notify_waiters();
     }
 }
 
@@ -123,14 +138,9 @@ impl Written {
     }
 }
 
-impl Default for Recent {
-    fn default() -> Self {
-        Self::bounded(RECENT_BYTES)
-    }
-}
-
 impl Recent {
-    fn bounded(limit: usize) -> Self {
+    /// Remembers this many bytes; twice as many while room is being made.
+    pub fn bounded(limit: usize) -> Self {
         Self {
             hasher: RandomState::new(),
             views: Mutex::default(),
@@ -138,6 +148,7 @@ impl Recent {
             clock: AtomicU64::new(0),
             limit,
             crowded: Notify::new(),
+            roomy: Notify::new(),
         }
     }
 
@@ -193,19 +204,45 @@ impl Recent {
             }
         };
         view.learn(ids, written);
-        // What makes room cannot keep up. The next push to this partition reads what is missing.
-        if self.ask_for_room() > self.limit * 2 {
-            self.views().remove(&self.key(tenant, queue, partition));
+        self.ask_for_room();
+    }
+
+    /// Has room made where more is remembered than may be.
+    pub fn ask_for_room(&self) {
+        if self.bytes.load(Ordering::Relaxed) > self.limit {
+            self.crowded.notify_one();
         }
     }
 
-    /// Has room made where more is remembered than may be. Gives back how many bytes are.
-    pub fn ask_for_room(&self) -> usize {
-        let bytes = self.bytes.load(Ordering::Relaxed);
-        if bytes > self.limit {
-            self.crowded.notify_one();
-        }
-        bytes
+    /// Whether what makes room does not keep up: nothing more may be remembered then.
+    pub fn is_full(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) > self.limit.saturating_mul(2)
+    }
+
+    /// Completes once it [is not full](Self::is_full).
+    pub async fn room(&self) {
+        until(&self.roomy, || {
+            self.ask_for_room();
+            !self.is_full()
+        })
+        .await;
+    }
+
+    /// Lets those who wait for room look again.
+    pub fn made_room(&self) {
+        self.roomy.notify_waiters();
+    }
+
+    /// Forgets all of a view: the next push to its partition reads what is missing.
+    pub fn forget(&self, view: &Arc<View>) {
+        self.views().retain(|_, other| !Arc::ptr_eq(other, view));
+    }
+
+    /// The view of a partition, where ids have to be read into it before any are compared with it.
+    pub fn behind(&self, tenant: Uuid, queue: &str, partition: &str) -> Option<Arc<View>> {
+        let key = self.key(tenant, queue, partition);
+        let view = Arc::clone(self.views().get(&key)?);
+        view.missing().is_some().then_some(view)
     }
 
     /// Notes that too much of a partition is unknown to be compared at every push.
@@ -267,7 +304,8 @@ impl View {
     fn new(written: &Written, bytes: Arc<AtomicUsize>) -> Self {
         bytes.fetch_add(State::OVERHEAD, Ordering::Relaxed);
         Self {
-            loading: tokio::sync::Mutex::new(()),
+            reading: AtomicBool::new(false),
+            read: Notify::new(),
             partition: written.partition,
             server: written.server,
             used: AtomicU64::new(0),
@@ -283,6 +321,17 @@ impl View {
     /// The row of the partition.
     pub fn partition(&self) -> i64 {
         self.partition
+    }
+
+    /// The right to read what is missing, unless another has it.
+    pub fn reader(self: &Arc<Self>) -> Option<Reader> {
+        let taken = self.reading.swap(true, Ordering::Acquire);
+        (!taken).then(|| Reader(Arc::clone(self)))
+    }
+
+    /// Completes once nobody reads what is missing.
+    pub async fn until_read(&self) {
+        until(&self.read, || !self.reading.load(Ordering::Acquire)).await;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -360,6 +409,18 @@ impl View {
                 state.open = None;
             }
         });
+    }
+}
+
+/// Completes once `holds` does, which is looked at whenever `told` is.
+async fn until(told: &Notify, mut holds: impl FnMut() -> bool) {
+    loop {
+        // Before the look: what is told of in between counts.
+        let next = told.notified();
+        if holds() {
+            return;
+        }
+        next.await;
     }
 }
 

@@ -9,8 +9,6 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use deadpool_postgres::Object;
-use futures_util::TryStreamExt;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
@@ -18,15 +16,14 @@ use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::limits::{
     DEDUP_SWEEP_EVERY, DEDUP_SWEEP_ROWS, KNOWN_REPEATING_QUEUES, RECENT_INDEX_IDS, RECENT_PAUSE,
-    RECENT_ROWS,
 };
 use crate::log::push::{Assigned, PreparedPush};
-use crate::log::recent::{Known, Recent, View, Written};
+use crate::log::recent::{Known, Recent, Written};
 use crate::timestamp::Timestamp;
 
 /// The queues that are known to take repeated ids (their pushes carry none, until the database says
 /// that it has changed), and what is known of the ids of the others.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Repeats {
     taking: Mutex<HashSet<(Uuid, String)>>,
     /// The ids of the others.
@@ -34,6 +31,14 @@ pub struct Repeats {
 }
 
 impl Repeats {
+    /// Nothing is known; so many bytes of ids may be.
+    pub fn bounded(bytes: usize) -> Self {
+        Self {
+            taking: Mutex::default(),
+            recent: Recent::bounded(bytes),
+        }
+    }
+
     /// Whether a queue is known to take repeated ids.
     pub fn takes(&self, tenant: Uuid, queue: &str) -> bool {
         let taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
@@ -117,6 +122,11 @@ impl Marks {
         self.ids.is_empty()
     }
 
+    /// Whether the ids of a group are compared.
+    pub fn has(&self, group: usize) -> bool {
+        self.start[group] > 0
+    }
+
     /// The groups that have ids, each with these.
     fn groups(&self, counts: &[i64]) -> impl Iterator<Item = (usize, &[Uuid])> {
         let groups = self.start.iter().zip(counts).enumerate();
@@ -148,34 +158,16 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Looks the ids of a push up in what is known, having read what is missing there.
-    pub async fn of(
-        client: &Object,
-        repeats: &Repeats,
-        tenant: Uuid,
-        push: &PreparedPush,
-        marks: Marks,
-    ) -> Result<Self, ApiError> {
+    /// Looks the ids of a push up in what is known.
+    pub fn of(repeats: &Repeats, tenant: Uuid, push: &PreparedPush, marks: Marks) -> Self {
         let look = |group: usize, ids: &[Uuid]| {
             let (queue, partition) = (&push.queues[group], &push.partitions[group]);
             repeats.recent.look(tenant, queue, partition, ids)
         };
-        let mut known: HashMap<usize, Known> = marks
+        let known: HashMap<usize, Known> = marks
             .groups(push.counts())
             .map(|(group, ids)| (group, look(group, ids)))
             .collect();
-        let behind: HashMap<usize, Arc<View>> = known
-            .iter()
-            .filter_map(|(group, known)| Some((*group, Arc::clone(known.behind()?))))
-            .collect();
-        if !behind.is_empty() {
-            read_missing(client, &repeats.recent, behind.values().cloned().collect()).await?;
-            for (group, ids) in marks.groups(push.counts()) {
-                if behind.contains_key(&group) {
-                    known.insert(group, look(group, ids));
-                }
-            }
-        }
         let mut looks = Looks::default();
         for (group, known) in &known {
             for (from, upto) in &known.ranges {
@@ -186,11 +178,11 @@ impl Asked {
                 looks.upto.push(*upto);
             }
         }
-        Ok(Self {
+        Self {
             marks,
             looks,
             known,
-        })
+        }
     }
 
     /// Remembers what was written.
@@ -228,68 +220,6 @@ impl Asked {
             repeats
                 .recent
                 .fall_behind(tenant, queue, partition, written);
-        }
-    }
-}
-
-/// Reads the ids that views lack: once, however many pushes wait for them.
-async fn read_missing(
-    client: &Object,
-    recent: &Recent,
-    mut views: Vec<Arc<View>>,
-) -> Result<(), ApiError> {
-    const READ: &str = "
-        SELECT k.n, t.base_offset, t.records, t.expires_at, t.ids
-        FROM unnest($1::int8[], $2::int8[]) WITH ORDINALITY AS k (partition_id, low, n)
-        CROSS JOIN LATERAL (
-            SELECT r.base_offset, r.records, r.expires_at, r.ids FROM queen.recent_ids r
-            WHERE r.partition_id = k.partition_id AND r.base_offset >= k.low
-              AND r.expires_at > clock_timestamp()
-            ORDER BY r.base_offset LIMIT $3
-        ) t
-        ORDER BY k.n, t.base_offset LIMIT $3";
-    // In one order, so that two pushes do not wait in a circle.
-    views.sort_unstable_by_key(|view| view.partition());
-    let mut held = Vec::with_capacity(views.len());
-    for view in &views {
-        held.push(view.loading.lock().await);
-    }
-    let statement = client.prepare_cached(READ).await?;
-    loop {
-        let missing: Vec<(&Arc<View>, i64)> = views
-            .iter()
-            .filter_map(|view| Some((view, view.missing()?)))
-            .collect();
-        if missing.is_empty() {
-            return Ok(());
-        }
-        let partitions: Vec<i64> = missing.iter().map(|(view, _)| view.partition()).collect();
-        let from: Vec<i64> = missing.iter().map(|(_, from)| *from).collect();
-        let parameters = (&partitions, &from, &RECENT_ROWS);
-        let rows = client
-            .query_raw(
-                &statement,
-                [
-                    parameters.0 as &(dyn tokio_postgres::types::ToSql + Sync),
-                    parameters.1,
-                    parameters.2,
-                ],
-            )
-            .await?;
-        tokio::pin!(rows);
-        let mut count = 0;
-        while let Some(row) = rows.try_next().await? {
-            count += 1;
-            let (base, records): (i64, i32) = (row.get(1), row.get(2));
-            let ids: Vec<Uuid> = row.get(4);
-            let view = missing[row.get::<_, i64>(0).unsigned_abs() as usize - 1].0;
-            view.load(&ids, (base, base + i64::from(records)), row.get(3));
-            recent.ask_for_room();
-        }
-        if count < RECENT_ROWS {
-            for (view, _) in &missing {
-                view.loaded();
-            }
         }
     }
 }
@@ -460,9 +390,15 @@ async fn make_room(broker: &Broker) {
                 Err(error) => {
                     tracing::warn!(%error, "transaction ids could not be indexed; what is remembered of them grows");
                     tokio::time::sleep(RECENT_PAUSE).await;
+                    // Reading them again is dear; refusing pushes for as long as it fails is worse.
+                    if recent.is_full() {
+                        recent.forget(&view);
+                    }
                 }
             }
+            recent.made_room();
         }
+        recent.made_room();
     }
 }
 
@@ -484,6 +420,7 @@ async fn index(broker: &Broker, partition: i64, below: i64) -> Result<(), ApiErr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::MIB;
 
     #[test]
     fn an_id_repeats_within_its_partition_alone() {
@@ -507,7 +444,7 @@ mod tests {
 
     #[test]
     fn what_is_known_of_a_queue_is_its_tenants() {
-        let repeats = Repeats::default();
+        let repeats = Repeats::bounded(MIB);
         let (one, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
         repeats.learn(one, "q");
         assert!(repeats.takes(one, "q") && !repeats.takes(other, "q"));

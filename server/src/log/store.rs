@@ -9,11 +9,13 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
+use crate::admission::Turn;
 use crate::broker::Broker;
 use crate::error::{ApiError, describe};
 use crate::limits::{
     INLINE_WORK_BYTES, PUSH_ATTEMPTS, RECENT_LEAST_IDS, RECENT_MOST_UNKNOWN, RECENT_UNKNOWN_PER_ID,
 };
+use crate::log::missing::read_missing;
 use crate::log::push::{Assigned, PreparedPush, prepare_without};
 use crate::log::repeats::{Asked, Earlier, Outcome};
 use crate::log::seal::Vault;
@@ -25,6 +27,7 @@ use crate::log::seal::Vault;
 /// `503` or `500`: nothing is written, unless the connection was lost after the commit was sent.
 pub async fn store(
     broker: &Broker,
+    turn: &mut Turn<'_>,
     tenant: Uuid,
     body: &Bytes,
     mut push: PreparedPush,
@@ -42,6 +45,9 @@ pub async fn store(
     }
     let mut attempt = 1;
     loop {
+        let key = vault.key().map(Arc::as_ref);
+        let marks = push.marks(tenant, repeats, key);
+        read_missing(broker, turn, tenant, &push, &marks).await?;
         let client = match database.client().await {
             Err(error) if attempt < PUSH_ATTEMPTS && error.is_slow_session() => {
                 attempt += 1;
@@ -49,10 +55,8 @@ pub async fn store(
             }
             client => client?,
         };
-        let unmarked = push.unmarked(tenant, repeats);
+        let unmarked = push.unmarked(&marks);
         let secret = push.queues_by_seal(true);
-        let key = vault.key().map(Arc::as_ref);
-        let marks = push.marks(tenant, repeats, key);
         // Who reads what others push meanwhile may never be done.
         let most_unknown = if attempt < PUSH_ATTEMPTS {
             // What is not worth remembering is compared, however many partitions it is in.
@@ -63,7 +67,7 @@ pub async fn store(
         } else {
             i64::MAX
         };
-        let asked = Asked::of(&client, repeats, tenant, &push, marks).await?;
+        let asked = Asked::of(repeats, tenant, &push, marks);
         let outcome = write(
             &client,
             tenant,

@@ -1,7 +1,12 @@
 //! Pushes that are repeated.
 
+use std::sync::Arc;
+
+use queen::log::recent::{View, Written};
+use queen::timestamp::Timestamp;
 use queen_protocol::{PushResult, PushStatus};
 use serde_json::json;
+use uuid::Uuid;
 
 use crate::support::{Fixture, until};
 
@@ -194,7 +199,7 @@ async fn ids_of_an_encrypted_queue_are_compared_and_cannot_be_guessed() {
         .unwrap();
     assert_eq!(rows.len(), 2);
     let plain = queen::consume::ids::stored_hash(b"\"a\"", None);
-    assert!(rows.iter().all(|row| row.get::<_, uuid::Uuid>(0) != plain));
+    assert!(rows.iter().all(|row| row.get::<_, Uuid>(0) != plain));
     let sealed = "SELECT bool_and(get_byte(block, 0) = ascii('Q')) FROM queen.segments";
     assert!(
         session
@@ -421,4 +426,153 @@ async fn ids_are_found_again_after_the_database_has_restarted() {
     until(|| async { fixture.get("/health").await.status == 200 }).await;
     assert_eq!(push_range(&fixture, &fixture.broker, 150..350).await.0, 50);
     assert_eq!(push_range(&fixture, &fixture.broker, 0..350).await.0, 350);
+}
+
+const TENANT: Uuid = Uuid::from_u128(1);
+
+/// What this broker remembers of the partition `p`, which it has to read anew.
+async fn forgotten(fixture: &Fixture) -> Arc<View> {
+    let sql =
+        "SELECT p.id, p.next_offset, clock_timestamp(), clock_timestamp() + interval '1 hour',
+               pg_postmaster_start_time() FROM queen.partitions p WHERE p.name = 'p'";
+    let row = fixture.session().await.query_one(sql, &[]).await.unwrap();
+    let end: i64 = row.get(1);
+    let written = Written {
+        partition: row.get(0),
+        at: (end, end),
+        unknown: 0,
+        now: row.get(2),
+        expires: row.get(3),
+        server: row.get(4),
+    };
+    let recent = &fixture.broker.broker().repeats.recent;
+    recent.fall_behind(TENANT, "q", "p", &written);
+    recent.behind(TENANT, "q", "p").unwrap()
+}
+
+async fn slots_in_use(fixture: &Fixture) -> bool {
+    let text = fixture.get("/metrics").await.text;
+    !text.contains("queen_lane_slots_in_use{lane=\"push\"} 0")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pushes_wait_for_ids_that_another_reads_without_a_session_or_a_slot() {
+    let variables = [
+        ("QUEEN_PG_CONNECTIONS", "4"),
+        ("QUEEN_LANE_WAIT_MS", "20000"),
+    ];
+    let fixture = Fixture::with(&variables, &[]).await;
+    push(&fixture, &[("p", "a")]).await;
+    let view = forgotten(&fixture).await;
+    let reader = view.reader().unwrap();
+    let waiting = (0..8).map(|_| push(&fixture, &[("p", "a")]));
+    let other = async {
+        let line = "queen_lane_waiting{lane=\"push\"} 8";
+        until(|| async { fixture.get("/metrics").await.text.contains(line) }).await;
+        assert!(!slots_in_use(&fixture).await);
+        assert_eq!(fixture.broker.broker().database.usage().0, 0);
+        // The only slot of the lane is another partition's to take.
+        assert_eq!(statuses(&push(&fixture, &[("r", "a")]).await), [Queued]);
+        drop(reader);
+    };
+    let (answers, ()) = tokio::join!(futures_util::future::join_all(waiting), other);
+    assert!(answers.iter().all(|answer| statuses(answer) == [Duplicate]));
+    assert!(view.missing().is_none(), "they were read");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_that_waits_too_long_for_ids_is_answered_503_and_writes_nothing() {
+    let fixture = Fixture::with(&[("QUEEN_LANE_WAIT_MS", "50")], &[]).await;
+    push(&fixture, &[("p", "a")]).await;
+    let reader = forgotten(&fixture).await.reader().unwrap();
+    let refused = fixture.post("/api/v1/push", body(&[("p", "b")])).await;
+    assert_eq!(
+        (refused.status, refused.json()["code"].as_str()),
+        (503, Some("overloaded"))
+    );
+    assert_eq!(refused.retry_after.as_deref(), Some("1"));
+    let metrics = fixture.get("/metrics").await.text;
+    let count = "queen_lane_refused_total{lane=\"push\",reason=\"ids\"} 1";
+    assert!(metrics.contains(count), "{metrics}");
+    drop(reader);
+    assert_eq!(statuses(&push(&fixture, &[("p", "b")]).await), [Queued]);
+    assert_eq!(log(&fixture, "p").await, ["a", "b"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_reads_ids_for_a_bounded_time_and_the_next_one_goes_on_from_there() {
+    let fixture = Fixture::with(&[("QUEEN_LANE_WAIT_MS", "0")], &[]).await;
+    push(&fixture, &[("p", "a")]).await;
+    // Two statements' worth of rows, more ids than are compared while the partition is held.
+    let session = fixture.session().await;
+    let last = queen::consume::ids::stored_hash(b"\"last\"", None);
+    session
+        .execute(
+            "INSERT INTO queen.recent_ids (partition_id, base_offset, records, expires_at, ids)
+             SELECT p.id, 1 + 5 * n, 5, clock_timestamp() + interval '1 hour',
+                    ARRAY[gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), gen_random_uuid(),
+                          CASE n WHEN 1999 THEN $1 ELSE gen_random_uuid() END]
+             FROM queen.partitions p, generate_series(0, 1999) n",
+            &[&last],
+        )
+        .await
+        .unwrap();
+    session
+        .batch_execute("UPDATE queen.partitions SET next_offset = 10001")
+        .await
+        .unwrap();
+    let again = fixture.another(&[("QUEEN_LANE_WAIT_MS", "0")]).await;
+    let body = body(&[("p", "last")]);
+    for expected in [503, 503, 201] {
+        let answer = fixture.post_to(&again, "/api/v1/push", &body).await;
+        assert_eq!(answer.status, expected, "{}", answer.text);
+        if expected == 201 {
+            let results: Vec<PushResult> = answer.typed();
+            assert_eq!(
+                (results[0].status, results[0].offset),
+                (Duplicate, Some(10_000))
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pushes_wait_while_more_ids_are_remembered_than_may_be_and_never_for_ever() {
+    let variables = [
+        ("QUEEN_DEDUP_MEMORY_MB", "1"),
+        ("QUEEN_LANE_WAIT_MS", "50"),
+        ("QUEEN_PG_LOCK_TIMEOUT_MS", "500"),
+    ];
+    let fixture = Fixture::with(&variables, &[]).await;
+    push(&fixture, &[("p", "a")]).await;
+    let holder = fixture.session().await;
+    holder
+        .batch_execute("BEGIN; LOCK TABLE queen.transaction_ids IN SHARE MODE")
+        .await
+        .unwrap();
+    let view = forgotten(&fixture).await;
+    let expires = Timestamp::from_micros(i64::MAX / 2);
+    let ids: Vec<Uuid> = (0..600_000).map(|_| Uuid::new_v4()).collect();
+    for (n, part) in (0_i64..).zip(ids.chunks(50_000)) {
+        view.load(part, (n * 50_000, n * 50_000 + 50_000), expires);
+    }
+    view.loaded();
+    drop(view);
+    let recent = &fixture.broker.broker().repeats.recent;
+    assert!(recent.is_full());
+    let refused = fixture.post("/api/v1/push", body(&[("r", "a")])).await;
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    // Pushes without ids are none of its business.
+    fixture.push("q", "s", &["1"]).await;
+    // Ids that cannot be indexed are forgotten, and read when they are asked for.
+    until(|| async {
+        fixture
+            .post("/api/v1/push", body(&[("r", "a")]))
+            .await
+            .status
+            == 201
+    })
+    .await;
+    assert_eq!(statuses(&push(&fixture, &[("p", "a")]).await), [Duplicate]);
+    holder.batch_execute("ROLLBACK").await.unwrap();
 }

@@ -1,8 +1,10 @@
 use std::collections::{HashMap, HashSet};
 
+use futures_util::FutureExt;
 use proptest::prelude::*;
 
 use super::*;
+use crate::limits::MIB;
 
 const MINUTE: i64 = 60_000_000;
 const QUEUE: (Uuid, &str, &str) = (Uuid::nil(), "q", "p");
@@ -176,8 +178,8 @@ proptest! {
                     if ids.is_empty() { continue; }
                     let recent = &brokers[broker];
                     let mut known = recent.look(QUEUE.0, QUEUE.1, QUEUE.2, &ids);
-                    if let Some(view) = known.behind() {
-                        database.load(view);
+                    if let Some(view) = recent.behind(QUEUE.0, QUEUE.1, QUEUE.2) {
+                        database.load(&view);
                         known = recent.look(QUEUE.0, QUEUE.1, QUEUE.2, &ids);
                     }
                     let repeated: HashSet<Uuid> =
@@ -237,7 +239,7 @@ fn push(recent: &Recent, database: &mut Database, ids: std::ops::Range<u64>) -> 
 
 #[test]
 fn what_this_broker_pushed_is_not_looked_up_again() {
-    let (recent, mut database) = (Recent::default(), Database::new());
+    let (recent, mut database) = (Recent::bounded(128 * MIB), Database::new());
     for round in 0..20 {
         let written = push(&recent, &mut database, round * 100..round * 100 + 100);
         assert_eq!(written.unknown, 0, "round {round}");
@@ -255,7 +257,7 @@ fn what_this_broker_pushed_is_not_looked_up_again() {
 
 #[test]
 fn answers_out_of_order_leave_nothing_unknown() {
-    let (recent, mut database) = (Recent::default(), Database::new());
+    let (recent, mut database) = (Recent::bounded(128 * MIB), Database::new());
     push(&recent, &mut database, 0..100);
     let begin = |ids: std::ops::Range<u64>| {
         let ids: Vec<Uuid> = ids.map(id).collect();
@@ -273,17 +275,18 @@ fn answers_out_of_order_leave_nothing_unknown() {
 
 #[test]
 fn ids_are_missing_until_all_of_them_were_read() {
-    let (recent, mut database) = (Recent::default(), Database::new());
-    let pushed = push(&Recent::default(), &mut database, 0..100);
+    let (recent, mut database) = (Recent::bounded(128 * MIB), Database::new());
+    let pushed = push(&Recent::bounded(128 * MIB), &mut database, 0..100);
     recent.fall_behind(QUEUE.0, QUEUE.1, QUEUE.2, &pushed);
     let known = || recent.look(QUEUE.0, QUEUE.1, QUEUE.2, &[id(1)]);
-    let view = Arc::clone(known().behind().expect("a view that lacks ids"));
+    let behind = || recent.behind(QUEUE.0, QUEUE.1, QUEUE.2);
+    let view = behind().expect("a view that lacks ids");
     let ids: Vec<Uuid> = (0..50).map(id).collect();
     view.load(&ids, (0, 50), pushed.expires);
     // There may be another page.
     assert_eq!(view.missing(), Some(50));
     view.loaded();
-    assert!(known().behind().is_none());
+    assert!(behind().is_none());
     assert_eq!(known().ranges, [(0, 50), (50, NO_END)]);
 }
 
@@ -333,7 +336,7 @@ fn what_is_remembered_is_bounded_and_the_ids_of_few_partitions_go_to_the_index()
 
 #[test]
 fn ids_that_come_within_no_time_are_remembered_in_parts_of_bounded_size() {
-    let (recent, mut database) = (Recent::default(), Database::new());
+    let (recent, mut database) = (Recent::bounded(128 * MIB), Database::new());
     for round in 0..30 {
         push(
             &recent,
@@ -352,4 +355,40 @@ fn ids_that_come_within_no_time_are_remembered_in_parts_of_bounded_size() {
     assert_eq!(sizes, [140_000, 140_000]);
     // A repetition is looked for in its part alone.
     assert_eq!(known.ranges, [(0, 140_000), (300_000, NO_END)]);
+}
+
+#[tokio::test]
+async fn more_than_may_be_remembered_is_kept_and_said_to_be_too_much() {
+    let (recent, mut database) = (Recent::bounded(20_000), Database::new());
+    for round in 0..20 {
+        push(&recent, &mut database, round * 400..round * 400 + 400);
+    }
+    assert!(recent.is_full());
+    // Forgotten here, all of it would be read again by the next push, and again after that.
+    let known = recent.look(QUEUE.0, QUEUE.1, QUEUE.2, &[id(9_999)]);
+    assert_eq!(known.ranges, [(8_000, NO_END)]);
+    let mut room = Box::pin(recent.room());
+    assert!((&mut room).now_or_never().is_none());
+    while let Some((view, below)) = recent.make_room() {
+        database.index(below);
+        view.forget_below(below);
+    }
+    recent.made_room();
+    assert!(room.now_or_never().is_some());
+    assert_eq!(push(&recent, &mut database, 8_000..8_400).unknown, 0);
+}
+
+#[tokio::test]
+async fn one_at_a_time_reads_what_a_view_lacks() {
+    let (recent, mut database) = (Recent::bounded(MIB), Database::new());
+    let pushed = push(&Recent::bounded(MIB), &mut database, 0..100);
+    recent.fall_behind(QUEUE.0, QUEUE.1, QUEUE.2, &pushed);
+    let view = recent.behind(QUEUE.0, QUEUE.1, QUEUE.2).expect("a view");
+    let reader = view.reader().expect("nobody reads it");
+    assert!(view.reader().is_none());
+    let mut waiting = Box::pin(view.until_read());
+    assert!((&mut waiting).now_or_never().is_none());
+    drop(reader);
+    assert!(waiting.now_or_never().is_some());
+    assert!(view.reader().is_some());
 }
