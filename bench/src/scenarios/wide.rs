@@ -1,5 +1,6 @@
 //! A million partitions, of which a few are written to: what the idle ones cost.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -62,10 +63,12 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     );
 
     let seconds = plan.scaled(SECONDS).max(LEAST_SECONDS);
-    let (narrow, narrow_sink) = stream(&stack, NARROW, 1_001, seconds, &payloads).await?;
+    let records = Stream::new(&stack, NARROW, &payloads);
+    let (narrow, narrow_sink) = stream(&records, 1_001, seconds).await?;
     narrow_sink.signal(Signal::TERM);
     narrow_sink.ended(LIMIT).await?;
-    let (wide, mut sink) = stream(&stack, WIDE, idle + 1, seconds, &payloads).await?;
+    let records = Stream::new(&stack, WIDE, &payloads);
+    let (wide, mut sink) = stream(&records, idle + 1, seconds).await?;
 
     let bytes = (wide.resident as f64 - narrow.resident as f64) / (idle as f64 - 1_000.0);
     figures.extend([
@@ -92,7 +95,7 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let sidecars = stack.lake(WIDE).bucket().join(Stack::PREFIX).join("_queen");
     let checkpoints = sidecars.join(WIDE).join(WIDE).join("checkpoint");
     let written = async || {
-        push(&stack, WIDE, &payloads, 1).await?;
+        records.push(1).await?;
         Ok(std::fs::read_dir(&checkpoints)
             .is_ok_and(|mut files| files.next().is_some())
             .then_some(()))
@@ -108,7 +111,7 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             std::fs::remove_dir_all(&checkpoints)
                 .with_context(|| checkpoints.display().to_string())?;
         }
-        let (took, fetches) = restart(&stack, &mut sink, &payloads).await?;
+        let (took, fetches) = restart(&records, &mut sink).await?;
         figures.push(Figure::new(
             format!("restart {name}, to the next window"),
             "s",
@@ -133,13 +136,8 @@ struct Cost {
     cpu: f64,
 }
 
-async fn stream(
-    stack: &Stack,
-    queue: &str,
-    partitions: usize,
-    seconds: usize,
-    payloads: &Payloads,
-) -> Result<(Cost, Sink)> {
+async fn stream(records: &Stream<'_>, partitions: usize, seconds: usize) -> Result<(Cost, Sink)> {
+    let Stream { stack, queue, .. } = *records;
     let mut options = SinkOptions::new(queue)
         .with("QUEEN_S3_MAX_WINDOW_MS", 2_000)
         .with("QUEEN_S3_DISCOVERY_INTERVAL_MS", 500)
@@ -159,12 +157,12 @@ async fn stream(
         .with_context(|| format!("the first sweep:{}", sink.logs().tail()))?;
     let sweep = begin.elapsed();
 
-    push(stack, queue, payloads, 5).await?;
+    records.push(5).await?;
     let before = (
         usage::cpu(sink.pid())?,
         Counts::of(&sink.metrics().await?, queue),
     );
-    push(stack, queue, payloads, seconds).await?;
+    records.push(seconds).await?;
     let after = (
         usage::cpu(sink.pid())?,
         Counts::of(&sink.metrics().await?, queue),
@@ -201,27 +199,48 @@ impl Counts {
     }
 }
 
-/// Pushes a thousand records a second over the busy partitions.
-async fn push(stack: &Stack, queue: &str, payloads: &Payloads, seconds: usize) -> Result<()> {
-    let mut ticks = interval(Duration::from_secs(1) / PUSHES_A_SECOND);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
-    for batch in 0..seconds * PUSHES_A_SECOND as usize {
-        ticks.tick().await;
-        let events = payloads.batch(queue, batch, RECORDS, BUSY);
-        stack.client().push(events).await?;
+/// Pushes a thousand records a second over a queue's busy partitions.
+struct Stream<'a> {
+    stack: &'a Stack,
+    queue: &'static str,
+    payloads: &'a Payloads,
+    /// A batch that came twice would be dropped as a repetition.
+    next: AtomicUsize,
+}
+
+impl<'a> Stream<'a> {
+    fn new(stack: &'a Stack, queue: &'static str, payloads: &'a Payloads) -> Self {
+        let next = AtomicUsize::new(1);
+        Self {
+            stack,
+            queue,
+            payloads,
+            next,
+        }
     }
-    Ok(())
+
+    async fn push(&self, seconds: usize) -> Result<()> {
+        let mut ticks = interval(Duration::from_secs(1) / PUSHES_A_SECOND);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        for _ in 0..seconds * PUSHES_A_SECOND as usize {
+            ticks.tick().await;
+            let batch = self.next.fetch_add(1, Ordering::Relaxed);
+            let events = self.payloads.batch(self.queue, batch, RECORDS, BUSY);
+            self.stack.client().push(events).await?;
+        }
+        Ok(())
+    }
 }
 
 /// Starts the sink again while records come, and waits for its next window.
-async fn restart(stack: &Stack, sink: &mut Sink, payloads: &Payloads) -> Result<(Duration, f64)> {
+async fn restart(records: &Stream<'_>, sink: &mut Sink) -> Result<(Duration, f64)> {
     let begin = Instant::now();
     sink.start_again(&[])?;
     let sink = &*sink;
     let committed = async || {
-        push(stack, WIDE, payloads, 1).await?;
+        records.push(1).await?;
         let metrics = sink.metrics().await?;
-        Ok((metrics.records_written(WIDE) > 0).then_some(metrics))
+        Ok((metrics.records_written(records.queue) > 0).then_some(metrics))
     };
     let metrics = eventually(LIMIT, committed)
         .await
