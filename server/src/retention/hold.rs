@@ -24,6 +24,8 @@ pub struct Policy {
     seconds: Option<i64>,
     /// Segments that every group has settled go once they are older than this many seconds.
     completed_seconds: Option<i64>,
+    /// Segments older than this many seconds are not worth delivering any more, and go whoever holds them.
+    max_wait_seconds: Option<i64>,
     /// The sink that has to keep up, with the ceiling of its hold in seconds.
     hold: Option<(String, i64)>,
 }
@@ -43,19 +45,22 @@ impl Policy {
         let all = effective(options);
         let number = |name: &str| all.get(name).and_then(Value::as_i64).unwrap_or(0);
         let age = |name: &str| Some(number(name)).filter(|seconds| *seconds > 0);
-        let seconds = age("retentionSeconds");
-        let completed_seconds = age("completedRetentionSeconds");
         let enabled = all.get("retentionEnabled") == Some(&Value::Bool(true));
-        if !enabled || seconds.or(completed_seconds).is_none() {
+        let seconds = age("retentionSeconds").filter(|_| enabled);
+        let completed_seconds = age("completedRetentionSeconds").filter(|_| enabled);
+        let max_wait_seconds = age("maxWaitTimeSeconds");
+        let retained = seconds.or(completed_seconds).is_some();
+        if !retained && max_wait_seconds.is_none() {
             return None;
         }
         let sink = all.get("retentionSinkHold").and_then(Value::as_str);
         let hold = sink
-            .filter(|sink| !sink.is_empty())
+            .filter(|sink| retained && !sink.is_empty())
             .map(|sink| (sink.to_owned(), number("retentionSinkHoldMaxSeconds")));
         Some(Self {
             seconds,
             completed_seconds,
+            max_wait_seconds,
             hold,
         })
     }
@@ -68,12 +73,11 @@ impl Policy {
                 end.plus_seconds(-SINK_HOLD_SLACK_SECONDS).max(capped)
             })
         });
-        let below = |age: Option<i64>| {
-            let own = age.map(|seconds| now.plus_seconds(-seconds));
-            own.map(|own| held.map_or(own, |held| own.min(held)))
-        };
+        let own = |age: Option<i64>| age.map(|seconds| now.plus_seconds(-seconds));
+        let below = |age| own(age).map(|own| held.map_or(own, |held| own.min(held)));
         Cutoffs {
-            all: below(self.seconds),
+            // The later one; an absent one is below all.
+            all: below(self.seconds).max(own(self.max_wait_seconds)),
             completed: below(self.completed_seconds),
         }
     }
@@ -231,6 +235,31 @@ mod tests {
             let cutoffs = completed.cutoffs(now, committed);
             assert_eq!((cutoffs.all, cutoffs.completed), (None, Some(at(cutoff))));
         }
+    }
+
+    #[test]
+    fn what_waited_too_long_goes_whatever_is_held_and_without_retention() {
+        let now = at(10_000);
+        let alone = policy(json!({"maxWaitTimeSeconds": 300, "retentionSeconds": 100,
+            "retentionSinkHold": "lake"}))
+        .expect("a policy");
+        let cutoffs = alone.cutoffs(now, None);
+        assert_eq!((cutoffs.all, cutoffs.completed), (Some(at(9_700)), None));
+        let held = policy(json!({"maxWaitTimeSeconds": 800, "retentionEnabled": true,
+            "retentionSeconds": 100, "completedRetentionSeconds": 50,
+            "retentionSinkHold": "lake", "retentionSinkHoldMaxSeconds": 1_000}))
+        .expect("a policy");
+        for (committed, all, completed) in [
+            // The sink has less than what waited too long, or more.
+            (None, 9_200, 9_000),
+            (Some(at(9_500)), 9_440, 9_440),
+            (Some(at(9_999)), 9_900, 9_939),
+        ] {
+            let cutoffs = held.cutoffs(now, committed);
+            let expected = (Some(at(all)), Some(at(completed)));
+            assert_eq!((cutoffs.all, cutoffs.completed), expected, "{committed:?}");
+        }
+        assert_eq!(policy(json!({"maxWaitTimeSeconds": 0})), None);
     }
 
     #[test]

@@ -112,6 +112,24 @@ async fn a_hold_keeps_what_the_sink_has_not_committed() {
 }
 
 #[tokio::test]
+async fn what_waited_too_long_goes_without_retention_and_whatever_a_sink_holds() {
+    let fixture = Fixture::with(&[QUIET], &[]).await;
+    let mut options = held(604_800);
+    options["maxWaitTimeSeconds"] = json!(9_000);
+    aged(&fixture, options, &[4, 3, 2, 1]).await;
+    pass(fixture.broker.broker(), false).await.unwrap();
+    assert_eq!(log_start(&fixture).await, 2, "the sink holds the rest");
+    assert_eq!(count(&fixture, "segments").await, 2);
+    let body = json!({"queue": "q", "mode": "replace", "options": {"maxWaitTimeSeconds": 5_400}});
+    let answer = fixture.post("/api/v1/configure", body.to_string()).await;
+    assert_eq!(answer.status, 200);
+    pass(fixture.broker.broker(), false).await.unwrap();
+    assert_eq!(log_start(&fixture).await, 3);
+    // Nobody is given what is gone.
+    complete(&fixture, "late", 1).await;
+}
+
+#[tokio::test]
 async fn a_hostile_pointer_neither_frees_nor_holds_more_than_the_ceiling() {
     let fixture = Fixture::with(&[QUIET], &[]).await;
     aged(&fixture, held(9_000), &[3, 2, 1]).await;
