@@ -17,7 +17,8 @@ use crate::config::DatabaseConfig;
 use crate::error::{ApiError, describe};
 use crate::limits::{
     CONNECT_TIMEOUT, CONNECTION_WAIT, LANE_SHARES, LOCK_CLASS_MIGRATE, MIGRATION_ATTEMPTS,
-    MIGRATION_LOCK_WAIT, MIGRATION_PAUSE, OBSERVING_SHARE, SILENCE_LIMIT,
+    MIGRATION_LOCK_WAIT, MIGRATION_PAUSE, OBSERVING_SHARE, SILENCE_LIMIT, SILENCE_PROBE,
+    SILENCE_PROBES,
 };
 use crate::tls::{Stream, Tls};
 
@@ -91,9 +92,9 @@ impl Database {
         let (mut client, connection) =
             connect(config, Duration::ZERO)
                 .await
-                .map_err(|error| BootError::Connect {
+                .map_err(|reason| BootError::Connect {
                     address: address.clone(),
-                    reason: describe(&error),
+                    reason,
                 })?;
         let driver = tokio::spawn(connection);
         let checked = check_and_migrate(&mut client, &address).await;
@@ -175,11 +176,11 @@ impl Database {
     ///
     /// # Errors
     ///
-    /// As the server or the system gives them.
-    pub async fn separate(
-        &self,
-    ) -> Result<(Client, Connection<Socket, Stream<Socket>>), tokio_postgres::Error> {
-        connect(&self.config, self.config.statement_timeout).await
+    /// As [`client`](Self::client).
+    pub async fn separate(&self) -> Result<(Client, Connection<Socket, Stream<Socket>>), ApiError> {
+        connect(&self.config, self.config.statement_timeout)
+            .await
+            .map_err(ApiError::Unavailable)
     }
 
     /// Pooled sessions in use and at most.
@@ -311,7 +312,9 @@ fn session(config: &DatabaseConfig, statement_timeout: Duration) -> tokio_postgr
         .application_name("queen")
         .ssl_mode(config.tls.mode())
         .connect_timeout(CONNECT_TIMEOUT)
-        .keepalives_idle(SILENCE_LIMIT)
+        .keepalives_idle(SILENCE_PROBE)
+        .keepalives_interval(SILENCE_PROBE)
+        .keepalives_retries(SILENCE_PROBES)
         .tcp_user_timeout(SILENCE_LIMIT)
         .options(options.trim_end());
     if config.host.starts_with('/') {
@@ -328,10 +331,16 @@ fn session(config: &DatabaseConfig, statement_timeout: Duration) -> tokio_postgr
 async fn connect(
     config: &DatabaseConfig,
     statement_timeout: Duration,
-) -> Result<(Client, Connection<Socket, Stream<Socket>>), tokio_postgres::Error> {
-    session(config, statement_timeout)
-        .connect(config.tls.clone())
-        .await
+) -> Result<(Client, Connection<Socket, Stream<Socket>>), String> {
+    let session = session(config, statement_timeout);
+    // The limit of the session is that of its socket: a server that is stopped takes the connection, too.
+    match timeout(CONNECT_TIMEOUT, session.connect(config.tls.clone())).await {
+        Ok(connected) => connected.map_err(|error| describe(&error)),
+        Err(_) => Err(format!(
+            "a connection is not answered within {} s",
+            CONNECT_TIMEOUT.as_secs()
+        )),
+    }
 }
 
 /// What the server is set to and the broker has to make up for.
@@ -439,3 +448,25 @@ fn is_lock_away(error: &refinery::Error) -> bool {
 
 /// What a connection outside of the pool brings: notifications, for one that listens.
 pub type Message = AsyncMessage;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn every_session_notices_a_server_that_vanished_without_a_word() {
+        let config = Config::from_lookup(|_| None).expect("defaults").database;
+        let session = session(&config, config.statement_timeout);
+        assert_eq!(session.get_tcp_user_timeout(), Some(&SILENCE_LIMIT));
+        assert_eq!(session.get_connect_timeout(), Some(&CONNECT_TIMEOUT));
+        let every = session.get_keepalives_interval().expect("an interval");
+        let probes = session.get_keepalives_retries().expect("a number of them");
+        assert!(session.get_keepalives());
+        // On Linux the limit is looked at when a probe is due.
+        assert_eq!(
+            session.get_keepalives_idle() + every * probes,
+            SILENCE_LIMIT
+        );
+    }
+}

@@ -88,6 +88,10 @@ pub const CONNECTION_WAIT: Duration = Duration::from_secs(5);
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A database server whose machine has not been heard of for this long is gone.
 pub const SILENCE_LIMIT: Duration = Duration::from_secs(30);
+/// A machine that was not heard of for this long is asked, and again after as long.
+pub const SILENCE_PROBE: Duration = Duration::from_secs(10);
+/// So many unanswered questions make [`SILENCE_LIMIT`], where the system knows no limit of its own.
+pub const SILENCE_PROBES: u32 = 2;
 /// Signals to the other brokers are gathered for this long.
 pub const PEER_SIGNAL_EVERY: Duration = Duration::from_millis(50);
 /// Longest payload of a PostgreSQL notification is 8,000 bytes; stay below.

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::broker::Broker;
 use crate::database::Message;
-use crate::error::describe;
+use crate::error::ApiError;
 use crate::limits::{PEER_RECONNECT, PEER_SIGNAL_EVERY, PEER_SIGNAL_MAX_BYTES};
 
 const CHANNEL: &str = "queen_written";
@@ -93,10 +93,7 @@ pub async fn run(broker: Arc<Broker>) {
             () = broker.stopping.cancelled() => return,
         };
         if let Err(error) = outcome {
-            tracing::warn!(
-                error = describe(&error),
-                "lost the connection that tells of writes"
-            );
+            tracing::warn!(%error, "lost the connection that tells of writes");
         }
         tokio::select! {
             () = tokio::time::sleep(PEER_RECONNECT) => {}
@@ -105,7 +102,7 @@ pub async fn run(broker: Arc<Broker>) {
     }
 }
 
-async fn converse(broker: &Broker) -> Result<(), tokio_postgres::Error> {
+async fn converse(broker: &Broker) -> Result<(), ApiError> {
     let (client, mut connection) = broker.database.separate().await?;
     let receive = async {
         while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {

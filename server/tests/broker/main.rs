@@ -18,5 +18,6 @@ mod kv;
 mod push;
 mod retention;
 mod safe_time;
+mod silence;
 mod support;
 mod tls;

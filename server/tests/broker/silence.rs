@@ -1,0 +1,138 @@
+//! A PostgreSQL that does not answer.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use private_postgres::{Options, PrivatePostgres};
+use queen::broker::Running;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use crate::support::{Fixture, config, until};
+
+/// What becomes of the bytes between a broker and its database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Line {
+    Open,
+    /// They are taken and never arrive.
+    Silent,
+    /// Connections are cut; new ones are served.
+    Cut,
+}
+
+/// Stands between a broker and its database.
+struct Wire {
+    port: u16,
+    line: watch::Sender<Line>,
+}
+
+impl Wire {
+    async fn to(postgres: &PrivatePostgres) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (line, state) = watch::channel(Line::Open);
+        let server = postgres.port();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let Ok(server) = TcpStream::connect(("127.0.0.1", server)).await else {
+                    continue;
+                };
+                let (from_client, to_client) = client.into_split();
+                let (from_server, to_server) = server.into_split();
+                tokio::spawn(carry(from_client, to_server, state.clone()));
+                tokio::spawn(carry(from_server, to_client, state.clone()));
+            }
+        });
+        Self { port, line }
+    }
+
+    fn set(&self, line: Line) {
+        self.line.send_replace(line);
+    }
+}
+
+/// Carries bytes one way until the line is cut.
+async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut line: watch::Receiver<Line>) {
+    line.mark_unchanged();
+    let mut bytes = vec![0; 64 * 1024];
+    loop {
+        tokio::select! {
+            changed = line.changed() => {
+                if changed.is_err() || *line.borrow_and_update() == Line::Cut {
+                    return;
+                }
+            }
+            read = from.read(&mut bytes) => {
+                let Ok(count @ 1..) = read else { return };
+                let silent = *line.borrow() == Line::Silent;
+                if !silent && to.write_all(&bytes[..count]).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+const PUSH: &str = r#"{"items":[{"queue":"q","partition":"p","payload":1}]}"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_falls_silent_holds_the_slots_alone_and_is_gone_once_its_line_is_cut() {
+    let postgres = PrivatePostgres::start(Options::throwaway()).unwrap();
+    let wire = Wire::to(&postgres).await;
+    let port = wire.port.to_string();
+    let variables = [
+        ("PG_HOST", "127.0.0.1"),
+        ("PG_PORT", port.as_str()),
+        ("QUEEN_PG_CONNECTIONS", "4"),
+        ("QUEEN_LANE_WAIT_MS", "100"),
+    ];
+    let fixture = Arc::new(Fixture::on(postgres, &variables).await);
+    fixture.push("q", "p", &["0"]).await;
+    wire.set(Line::Silent);
+    let caught = tokio::spawn({
+        let fixture = Arc::clone(&fixture);
+        async move { fixture.post("/api/v1/push", PUSH).await }
+    });
+    let in_use = "queen_lane_slots_in_use{lane=\"push\"} 1";
+    until(|| async { fixture.get("/metrics").await.text.contains(in_use) }).await;
+    let refused = fixture.post("/api/v1/push", PUSH).await;
+    assert_eq!(
+        (refused.status, refused.json()["code"].as_str()),
+        (503, Some("overloaded"))
+    );
+    assert_eq!(fixture.get("/health").await.status, 503);
+    assert!(!caught.is_finished());
+    // What the system does when it has not heard of the machine for too long.
+    wire.set(Line::Cut);
+    let caught = caught.await.unwrap();
+    assert_eq!(
+        (caught.status, caught.json()["code"].as_str()),
+        (503, Some("database_unavailable"))
+    );
+    assert_eq!(caught.retry_after.as_deref(), Some("1"));
+    wire.set(Line::Open);
+    until(|| async { fixture.get("/health").await.status == 200 }).await;
+    fixture.push("q", "p", &["1"]).await;
+    let answer = fixture
+        .fetch(r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#)
+        .await;
+    assert_eq!(answer.record_count(), 2);
+}
+
+#[tokio::test]
+async fn a_server_that_takes_a_connection_and_says_nothing_ends_the_boot() {
+    let postgres = PrivatePostgres::start(Options::throwaway()).unwrap();
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = silent.local_addr().unwrap().port().to_string();
+    let variables = [("PG_HOST", "127.0.0.1"), ("PG_PORT", port.as_str())];
+    let begun = Instant::now();
+    let start = Running::start(config(&postgres, &variables));
+    let error = start.await.err().unwrap().to_string();
+    assert!(
+        error.contains("PG_HOST") && error.contains("not answered"),
+        "{error}"
+    );
+    assert!(begun.elapsed() < Duration::from_secs(20));
+}
