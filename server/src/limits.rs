@@ -181,9 +181,8 @@ pub const POP_WAIT_DEFAULT: Duration = Duration::from_secs(30);
 pub const POP_RECHECK: Duration = Duration::from_secs(5);
 /// A pop that was told of something due waits at least this long before it looks.
 pub const POP_WAKE_MIN: Duration = Duration::from_millis(20);
-/// How long what is settled at delivery is kept from others while it is rendered, in seconds: more
-/// than a session and a statement may take.
-pub const DELIVERY_LEASE_SECONDS: i32 = 60;
+/// What is settled at delivery is kept from others for this long at least while it is rendered.
+pub const DELIVERY_LEASE_LEAST: Duration = Duration::from_secs(60);
 /// Partitions that one look of a pop finds nothing in before it lets go of its session.
 pub const POP_LOOKS: i32 = 200;
 /// How long a pop that does not wait goes on while there are partitions that it has not looked at.
@@ -220,9 +219,10 @@ pub const DEAD_LETTERS_PAGE_RAW_BYTES: i64 = 32 * MIB as i64;
 pub const CURSORS_COUNTED: i64 = 100_000;
 /// Cursors of a deleted group that one statement removes.
 pub const DELETION_CURSORS: i64 = 1_000;
-/// A deleted group may still be given cursors for this long, by who found it before: longer than a
-/// statement takes.
-pub const DELETED_GROUP_SECONDS: i32 = 60;
+/// A deleted group may still be given cursors, by who found it before, for this long at least.
+pub const DELETED_GROUP_LEAST: Duration = Duration::from_secs(60);
+/// What a request may take besides its statements: two sessions, and the work between them.
+pub const BESIDES_STATEMENTS: Duration = Duration::from_secs(30);
 /// Dead letters that are counted: `total` says no more than this.
 pub const DEAD_LETTERS_COUNTED: i64 = 100_000;
 /// Dead letters of one page when the request does not say.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::auth::Authority;
 use crate::embedded::settings::EmbeddedConfig;
-use crate::limits::MIB;
+use crate::limits::{BESIDES_STATEMENTS, DELETED_GROUP_LEAST, DELIVERY_LEASE_LEAST, MIB};
 use crate::log::seal::SealKey;
 use crate::tls::Tls;
 
@@ -43,6 +43,20 @@ pub struct DatabaseConfig {
     pub idle_timeout: Duration,
     /// What sessions set `synchronous_commit` to; `None` before the server was asked.
     pub synchronous_commit: Option<String>,
+}
+
+impl DatabaseConfig {
+    /// How long what is settled at delivery is kept from others: longer than taking it, rendering it and
+    /// settling it may take, or the records would come again and again.
+    pub fn delivery_lease(&self) -> Duration {
+        DELIVERY_LEASE_LEAST.max(self.statement_timeout * 2 + BESIDES_STATEMENTS)
+    }
+
+    /// How long a deleted group may still be given cursors, by who found it before: longer than a statement,
+    /// or these would stay for ever.
+    pub fn deleted_group(&self) -> Duration {
+        DELETED_GROUP_LEAST.max(self.statement_timeout + BESIDES_STATEMENTS)
+    }
 }
 
 impl fmt::Debug for DatabaseConfig {
@@ -409,6 +423,24 @@ mod tests {
             errors.to_string().starts_with("QUEEN_FETCH_SAFE_FLOOR_MS"),
             "{errors}"
         );
+    }
+
+    #[test]
+    fn what_outlives_statements_outlives_the_longest_one_that_may_be_set() {
+        for (statement, floor, lease, group) in [
+            ("100", "30000", 60, 60),
+            ("15000", "30000", 60, 60),
+            ("100000", "300000", 230, 130),
+            ("3589000", "3600000", 7_208, 3_619),
+        ] {
+            let set = [
+                ("QUEEN_PG_STATEMENT_TIMEOUT_MS", statement),
+                ("QUEEN_FETCH_SAFE_FLOOR_MS", floor),
+            ];
+            let database = read(&set).expect(statement).database;
+            assert_eq!(database.delivery_lease(), Duration::from_secs(lease));
+            assert_eq!(database.deleted_group(), Duration::from_secs(group));
+        }
     }
 
     #[test]

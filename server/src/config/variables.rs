@@ -96,7 +96,7 @@ pub const VARIABLES: &[Variable] = &[
         "QUEEN_PG_STATEMENT_TIMEOUT_MS",
         "15000",
         "100 to 3600000",
-        "Longest statement of the broker.",
+        "Longest statement of the broker. The same on every broker of a database.",
     ),
     variable(
         "QUEEN_PG_LOCK_TIMEOUT_MS",

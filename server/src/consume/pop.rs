@@ -175,11 +175,17 @@ async fn look(
     // Any of several may be the first: none is served only when the others have nothing.
     let turn = lease.as_u128() as usize % queues.len();
     queues.rotate_left(turn);
+    let lease_seconds = if request.auto_ack {
+        let seconds = broker.config.database.delivery_lease().as_secs();
+        Some(i32::try_from(seconds).unwrap_or(i32::MAX))
+    } else {
+        request.lease_seconds
+    };
     let mut unreadable = None;
     for queue in queues {
         let taken = {
             let client = broker.database.client().await?;
-            take(&client, tenant, request, lease, &queue).await?
+            take(&client, tenant, request, (lease, lease_seconds), &queue).await?
         };
         all.again |= taken.again;
         all.wake = earlier(all.wake, taken.wake);

@@ -10,9 +10,7 @@ use uuid::Uuid;
 
 use crate::consume::request::{From, PopRequest, Since};
 use crate::error::ApiError;
-use crate::limits::{
-    DELIVERY_LEASE_SECONDS, POP_LOOKS, POP_RAW_BYTES, POP_WAKE_MIN, PUSH_ATTEMPTS, WAITING_GROUPS,
-};
+use crate::limits::{POP_LOOKS, POP_RAW_BYTES, POP_WAKE_MIN, PUSH_ATTEMPTS, WAITING_GROUPS};
 use crate::timestamp::Timestamp;
 
 /// What the database gave.
@@ -27,7 +25,8 @@ pub struct Taken {
     pub wake: Option<Duration>,
 }
 
-/// Takes records of one queue for a group, which is subscribed by that.
+/// Takes records of one queue for a group, which is subscribed by that. Without its seconds the lease holds
+/// as long as the queue says.
 ///
 /// # Errors
 ///
@@ -36,7 +35,7 @@ pub async fn take(
     client: &Object,
     tenant: Uuid,
     request: &PopRequest,
-    lease: Uuid,
+    (lease, lease_seconds): (Uuid, Option<i32>),
     queue: &str,
 ) -> Result<Taken, ApiError> {
     const POP: &str = "
@@ -46,11 +45,6 @@ pub async fn take(
     let partition = match &request.from {
         From::Queue(_, partition) => partition.as_deref(),
         From::Discovery { .. } => None,
-    };
-    let lease_seconds = if request.auto_ack {
-        Some(DELIVERY_LEASE_SECONDS)
-    } else {
-        request.lease_seconds
     };
     let mut attempt = 1;
     loop {

@@ -111,6 +111,7 @@ pub async fn clear(broker: &Broker) -> Result<(), ApiError> {
 }
 
 async fn clear_groups(broker: &Broker) -> Result<(), ApiError> {
+    let kept = broker.config.database.deleted_group();
     let mut after = 0;
     loop {
         let client = broker.database.client().await?;
@@ -121,7 +122,7 @@ async fn clear_groups(broker: &Broker) -> Result<(), ApiError> {
         after = group;
         loop {
             let client = broker.database.client().await?;
-            if steps::remove_cursors(&client, group, DELETION_CURSORS).await? == 0 {
+            if steps::remove_cursors(&client, group, DELETION_CURSORS, kept).await? == 0 {
                 break;
             }
         }

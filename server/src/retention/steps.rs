@@ -1,12 +1,14 @@
 //! The statements of retention. Each is a transaction of its own and bounded.
 
+use std::time::Duration;
+
 use deadpool_postgres::Object;
 use uuid::Uuid;
 
 use super::Queue;
 use super::hold::Cutoffs;
 use crate::error::ApiError;
-use crate::limits::{DELETED_GROUP_SECONDS, RETENTION_SEGMENTS};
+use crate::limits::RETENTION_SEGMENTS;
 use crate::timestamp::Timestamp;
 
 /// A partition as retention sees it.
@@ -262,8 +264,14 @@ pub async fn deleted_group(client: &Object, after: i64) -> Result<Option<i64>, A
     Ok(row.map(|row| row.get(0)))
 }
 
-/// Removes some cursors of a deleted group, and forgets one that has none. How many they were.
-pub async fn remove_cursors(client: &Object, group: i64, rows: i64) -> Result<u64, ApiError> {
+/// Removes some cursors of a deleted group, and forgets one that has none and was deleted longer ago than it
+/// may be given some. How many they were.
+pub async fn remove_cursors(
+    client: &Object,
+    group: i64,
+    rows: i64,
+    kept: Duration,
+) -> Result<u64, ApiError> {
     // What a pop or an ack holds is left for the next pass.
     const REMOVE: &str = "
         WITH picked AS MATERIALIZED (
@@ -280,8 +288,9 @@ pub async fn remove_cursors(client: &Object, group: i64, rows: i64) -> Result<u6
     let removed = client.execute(&remove, &[&group, &rows]).await?;
     if removed == 0 {
         let forget = client.prepare_cached(FORGET).await?;
-        let seconds = f64::from(DELETED_GROUP_SECONDS);
-        client.execute(&forget, &[&group, &seconds]).await?;
+        client
+            .execute(&forget, &[&group, &kept.as_secs_f64()])
+            .await?;
     }
     Ok(removed)
 }

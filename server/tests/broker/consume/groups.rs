@@ -416,6 +416,32 @@ async fn the_cursors_of_a_deleted_group_go_in_the_background() {
 }
 
 #[tokio::test]
+async fn a_deleted_group_is_kept_in_mind_longer_than_the_longest_statement() {
+    let variables = [
+        ("QUEEN_RETENTION_INTERVAL_MS", "3600000"),
+        ("QUEEN_PG_STATEMENT_TIMEOUT_MS", "100000"),
+        ("QUEEN_FETCH_SAFE_FLOOR_MS", "300000"),
+    ];
+    let fixture = Fixture::with(&variables, &[]).await;
+    fixture.push("q", "p", &["1"]).await;
+    pop(&fixture, "/queue/q?consumerGroup=g&subscriptionMode=all").await;
+    let path = "/api/v1/consumer-groups/g";
+    assert_eq!(fixture.request("DELETE", path, "").await.status, 200);
+    let session = fixture.session().await;
+    for (seconds, left) in [(90.0, 1), (140.0, 0)] {
+        let age = "UPDATE queen.deleted_groups
+                   SET deleted_at = clock_timestamp() - make_interval(secs => $1)";
+        session.execute(age, &[&seconds]).await.unwrap();
+        queen::retention::clear(fixture.broker.broker())
+            .await
+            .unwrap();
+        let count = "SELECT count(*) FROM queen.deleted_groups";
+        let row = session.query_one(count, &[]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0), left, "after {seconds} s");
+    }
+}
+
+#[tokio::test]
 async fn a_tenant_has_so_many_groups_of_absent_queues_and_no_more() {
     let fixture = Fixture::start().await;
     let session = fixture.session().await;

@@ -154,6 +154,52 @@ async fn what_was_not_delivered_is_not_settled_at_delivery() {
     assert_eq!(numbers(&messages), [1, 2]);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_settled_at_delivery_is_kept_longer_than_the_longest_statement() {
+    let variables = [
+        ("QUEEN_PG_STATEMENT_TIMEOUT_MS", "100000"),
+        ("QUEEN_PG_LOCK_TIMEOUT_MS", "100000"),
+        ("QUEEN_FETCH_SAFE_FLOOR_MS", "300000"),
+    ];
+    let fixture = Fixture::with(&variables, &[]).await;
+    fixture.push("q", "p", &["1"]).await;
+    let session = fixture.session().await;
+    // The broker waits to settle what it has taken and rendered.
+    session
+        .batch_execute(
+            "SELECT pg_advisory_lock(77);
+             ALTER FUNCTION queen.settle_delivered RENAME TO settle_at_once;
+             CREATE FUNCTION queen.settle_delivered(uuid, bigint, bigint[], bigint[], integer[])
+             RETURNS boolean LANGUAGE plpgsql AS $$
+             BEGIN
+                 PERFORM pg_advisory_xact_lock(77);
+                 RETURN queen.settle_at_once($1, $2, $3, $4, $5);
+             END $$",
+        )
+        .await
+        .unwrap();
+    let kept = async {
+        let waiting = "SELECT count(*) FROM pg_stat_activity
+                       WHERE wait_event_type = 'Lock' AND query LIKE '%queen.settle_delivered%'";
+        until(|| async {
+            let row = session.query_one(waiting, &[]).await.unwrap();
+            row.get::<_, i64>(0) == 1
+        })
+        .await;
+        let left = "SELECT extract(epoch FROM due - clock_timestamp())::float8 FROM queen.cursors
+                    WHERE lease_id IS NOT NULL";
+        let left: f64 = session.query_one(left, &[]).await.unwrap().get(0);
+        session
+            .batch_execute("SELECT pg_advisory_unlock(77)")
+            .await
+            .unwrap();
+        left
+    };
+    let (messages, left) = tokio::join!(pop(&fixture, "/queue/q?autoAck=true"), kept);
+    assert_eq!(numbers(&messages), [1]);
+    assert!(left > 200.0, "{left} s");
+}
+
 #[tokio::test]
 async fn a_parked_pop_is_woken_for_what_another_left_when_it_settled_at_delivery() {
     let fixture = Fixture::start().await;
