@@ -410,3 +410,43 @@ async fn one_key_has_a_path_of_its_own() {
     let deleted: KvResult = fixture.request("DELETE", path, "").await.typed();
     assert!(deleted.applied());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_whose_session_is_cut_half_way_writes_nothing_and_may_be_sent_again() {
+    let fixture = Fixture::start().await;
+    batch(&fixture, &[put("a", "1", ""), put("b", "1", "")].join(",")).await;
+    let holder = fixture.session().await;
+    holder
+        .batch_execute("BEGIN; SELECT 1 FROM queen.kv WHERE key = 'b' FOR UPDATE")
+        .await
+        .unwrap();
+    // The page makes the batch write what comes before it.
+    let page = r#"{"op":"getPrefix","ns":"n","prefix":"a"}"#.to_owned();
+    let increments = r#"{"op":"incr","ns":"n","key":"count","delta":1,"forever":true}"#.to_owned();
+    let operations = [put("a", "2", ""), increments, page, put("b", "2", "")].join(",");
+    let body = format!(r#"{{"operations":[{operations}]}}"#);
+    let cut = fixture.cut("%INSERT INTO queen.kv%");
+    let (answer, ()) = tokio::join!(fixture.post(ROUTE, body.clone()), cut);
+    assert_eq!(
+        (answer.status, answer.json()["code"].as_str()),
+        (503, Some("database_unavailable"))
+    );
+    assert_eq!(answer.retry_after.as_deref(), Some("1"));
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    for key in ["a", "b"] {
+        assert_eq!(
+            one(&fixture, &get(key)).await.value,
+            Some(json!(1)),
+            "{key}"
+        );
+    }
+    assert!(!one(&fixture, &get("count")).await.found());
+    assert_eq!(fixture.post(ROUTE, body).await.status, 200);
+    for (key, value) in [("a", 2), ("b", 2), ("count", 1)] {
+        assert_eq!(
+            one(&fixture, &get(key)).await.value,
+            Some(json!(value)),
+            "{key}"
+        );
+    }
+}

@@ -130,6 +130,19 @@ impl Fixture {
         assert_eq!(answer.status, 201, "{}", answer.text);
     }
 
+    /// Ends the session of a broker that waits for a lock in a statement like this, as a database does that
+    /// fails over.
+    pub async fn cut(&self, statement: &str) {
+        let session = self.session().await;
+        let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+                   WHERE wait_event_type = 'Lock' AND application_name = 'queen' AND query LIKE $1";
+        until(|| async {
+            let row = session.query_one(sql, &[&statement]).await.unwrap();
+            row.get::<_, i64>(0) == 1
+        })
+        .await;
+    }
+
     /// A superuser's session of its own.
     pub async fn session(&self) -> tokio_postgres::Client {
         let mut config = tokio_postgres::Config::new();

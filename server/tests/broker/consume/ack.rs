@@ -1,8 +1,9 @@
 use std::time::Duration;
 
+use queen_protocol::AckResult;
 use serde_json::json;
 
-use super::{ack, ack_batch, ack_to, configure, numbers, pop};
+use super::{ack, ack_batch, ack_to, acknowledgment, configure, numbers, pop};
 use crate::support::{Fixture, until};
 
 #[tokio::test]
@@ -265,4 +266,45 @@ async fn a_batch_of_dead_letters_is_copied_segment_by_segment_and_says_what_was_
     assert_eq!(listed["total"], json!(2));
     assert_eq!(listed["messages"][0]["data"], json!(3));
     assert_eq!(listed["messages"][1]["data"], json!(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ack_whose_session_is_cut_half_way_settles_nothing_and_may_be_sent_again() {
+    let fixture = Fixture::start().await;
+    for partition in ["a", "b"] {
+        fixture.push("q", partition, &["1"]).await;
+    }
+    let messages = pop(&fixture, "/queue/q?partitions=2").await;
+    let body = json!({ "acknowledgments": [
+        acknowledgment(&messages[0], "dlq"), acknowledgment(&messages[1], "completed"),
+    ]})
+    .to_string();
+    let holder = fixture.session().await;
+    // The partition that an ack comes to last.
+    holder
+        .batch_execute(
+            "BEGIN;
+             SELECT 1 FROM queen.cursors
+             WHERE partition_id = (SELECT max(partition_id) FROM queen.cursors) FOR UPDATE",
+        )
+        .await
+        .unwrap();
+    let cut = fixture.cut("%queen.settle%");
+    let (answer, ()) = tokio::join!(fixture.post("/api/v1/ack/batch", body.clone()), cut);
+    assert_eq!(
+        (answer.status, answer.json()["code"].as_str()),
+        (503, Some("database_unavailable"))
+    );
+    assert_eq!(answer.retry_after.as_deref(), Some("1"));
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    let settled = "SELECT (SELECT count(*) FROM queen.dead_letters),
+                          (SELECT count(*) FROM queen.cursors WHERE lease_id IS NOT NULL)";
+    let state = async || {
+        let row = holder.query_one(settled, &[]).await.unwrap();
+        (row.get::<_, i64>(0), row.get::<_, i64>(1))
+    };
+    assert_eq!(state().await, (0, 2));
+    let again: Vec<AckResult> = fixture.post("/api/v1/ack/batch", body).await.typed();
+    assert!(again.iter().all(|answer| answer.success) && again[0].dlq);
+    assert_eq!(state().await, (1, 0));
 }
