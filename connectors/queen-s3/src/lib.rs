@@ -8,6 +8,7 @@
 //! from the bucket alone, [`adopt`] gives one its commit pointer back.
 
 pub mod adopt;
+pub mod allocator;
 pub mod broker;
 pub mod bucket;
 pub mod clock;

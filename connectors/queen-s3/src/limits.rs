@@ -29,6 +29,12 @@ pub const ZSTD_JOB_BYTES: u32 = 8 * MIB as u32;
 pub const ENCODE_MAX_WORKERS: usize = 4;
 /// Memory of the budget for each of them: as much as a row group's records take.
 pub const ENCODE_WORKER_BYTES: usize = 64 * MIB;
+/// Budget below which a process takes little memory rather than little time.
+pub const LITTLE_MEMORY_BYTES: usize = 256 * MIB;
+/// How often it is looked whether the buffers are empty.
+pub const IDLE_MEMORY_EVERY: Duration = Duration::from_secs(5);
+/// Buffers that were never fuller leave nothing behind that is worth giving back.
+pub const IDLE_MEMORY_LEAST_BYTES: usize = 64 * MIB;
 /// Zstandard compressors that wait for the next object, at most.
 pub const SPARE_COMPRESSORS: usize = 2;
 /// gzip level of JSONL objects.
@@ -95,8 +101,12 @@ pub const SIDECAR_BYTES: usize = 256 * MIB;
 pub const LISTED_HOURS: i64 = 48;
 /// Record bytes that are handed to the encoder at a time.
 pub const ENCODE_STEP_BYTES: usize = 4 * MIB;
-/// Parts of one multipart upload that are in flight at a time.
+/// Parts of one multipart upload that are in flight at a time, at most.
 pub const PARTS_IN_FLIGHT: usize = 8;
+/// And at least, however little memory there is.
+pub const PARTS_IN_FLIGHT_LEAST: usize = 2;
+/// Memory of the budget for each of them: they are not in it themselves.
+pub const PART_BUDGET_BYTES: usize = 64 * MIB;
 /// Rendered bytes that one fetch call aims at, at most.
 pub const FETCH_CALL_BYTES: usize = 16 * MIB;
 /// Rendered bytes that one fetch call aims at, at least.

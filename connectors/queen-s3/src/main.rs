@@ -5,6 +5,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use queen_s3::allocator;
 use queen_s3::broker::http::{HttpBroker, HttpBrokerOptions};
 use queen_s3::broker::{Broker, BrokerError};
 use queen_s3::bucket::s3::{MidUpload, ProbeError, S3Bucket, S3Options, S3Timeouts};
@@ -13,7 +14,7 @@ use queen_s3::command::{Command, USAGE};
 use queen_s3::compute::Compute;
 use queen_s3::config::{self, Config, CrashPoint, Identity, Queues};
 use queen_s3::lake::is_sidecar;
-use queen_s3::limits::PART_BYTES;
+use queen_s3::limits::{LITTLE_MEMORY_BYTES, PART_BYTES};
 use queen_s3::memory::MemoryBudget;
 use queen_s3::observe::boot_line::BootLine;
 use queen_s3::observe::logging::{self, fatal};
@@ -109,6 +110,9 @@ where
         };
         Failure::new(Exit::Configuration, text)
     })?;
+    if config.memory_bytes < LITTLE_MEMORY_BYTES {
+        allocator::prefer_little();
+    }
     logging::start(config.log_format, &config.log_filter)
         .map_err(|error| Failure::new(Exit::Configuration, format!("RUST_LOG: {error}")))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -127,6 +131,7 @@ async fn boot(config: Config) -> Result<(), Failure> {
     let identity = Identity::of_this_machine(config.instance.as_deref());
     let status = Arc::new(Status::default());
     let budget = MemoryBudget::new(config.memory_bytes);
+    tokio::spawn(allocator::tend(Arc::clone(&budget)));
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
 
     let (listener, bound) = server::bind(config.listen).await.map_err(|error| {

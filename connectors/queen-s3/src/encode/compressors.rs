@@ -6,9 +6,30 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use zstd::stream::raw::{CParameter, Encoder, Operation};
 
+use super::ObjectSpec;
 use crate::limits::{SPARE_COMPRESSORS, ZSTD_JOB_BYTES, ZSTD_LEVEL};
 
 static SPARE: Mutex<Vec<Encoder<'static>>> = Mutex::new(Vec::new());
+
+/// What becomes of a compressor when its object has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Afterwards {
+    /// It waits for the next one.
+    Kept,
+    /// It gives its memory up, as the object was large and memory is short.
+    Dropped,
+}
+
+impl Afterwards {
+    /// How it is for the compressor of an object.
+    pub(super) fn of(spec: &ObjectSpec) -> Self {
+        if spec.workers > 1 || spec.record_bytes <= u64::from(ZSTD_JOB_BYTES) {
+            Self::Kept
+        } else {
+            Self::Dropped
+        }
+    }
+}
 
 fn spare() -> MutexGuard<'static, Vec<Encoder<'static>>> {
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -97,6 +118,26 @@ mod tests {
                 "the object of {bytes} bytes differs"
             );
             used.reinit().expect("it begins anew");
+        }
+    }
+
+    #[test]
+    fn the_compressor_of_a_large_object_is_given_up_where_memory_is_short() {
+        let spec = |record_bytes, workers| ObjectSpec {
+            format: crate::lake::Format::Jsonl,
+            compression: crate::lake::Compression::Zstd,
+            queue: "orders".to_owned(),
+            record_bytes,
+            part_bytes: crate::limits::PART_BYTES,
+            workers,
+        };
+        let (small, large) = (1_000, u64::from(ZSTD_JOB_BYTES) + 1);
+        for (spec, afterwards) in [
+            (spec(small, 1), Afterwards::Kept),
+            (spec(large, 1), Afterwards::Dropped),
+            (spec(large, 2), Afterwards::Kept),
+        ] {
+            assert_eq!(Afterwards::of(&spec), afterwards, "{spec:?}");
         }
     }
 

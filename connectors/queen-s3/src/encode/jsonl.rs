@@ -15,8 +15,9 @@ use memchr::memchr2;
 use zstd::stream::raw::{Encoder, InBuffer, Operation, OutBuffer};
 use zstd::zstd_safe::compress_bound;
 
+use super::compressors::{self, Afterwards};
 use super::parts::Parts;
-use super::{EncodeError, ObjectSpec, ObjectSummary, compressors};
+use super::{EncodeError, ObjectSpec, ObjectSummary};
 use crate::decode::Seen;
 use crate::lake::Compression;
 use crate::limits::{COMPRESS_STEP_BYTES, GZIP_LEVEL, ZSTD_JOB_BYTES};
@@ -221,7 +222,7 @@ impl JsonlEncoder {
 enum Output {
     Plain(Parts),
     Gzip(GzEncoder<Parts>),
-    Zstd(Encoder<'static>, Parts),
+    Zstd(Encoder<'static>, Parts, Afterwards),
 }
 
 impl Output {
@@ -232,7 +233,10 @@ impl Output {
         });
         let parts = Parts::new(bound, spec.part_bytes);
         Ok(match spec.compression {
-            Compression::Zstd => Self::Zstd(compressors::take(spec.record_bytes, workers)?, parts),
+            Compression::Zstd => {
+                let encoder = compressors::take(spec.record_bytes, workers)?;
+                Self::Zstd(encoder, parts, Afterwards::of(spec))
+            }
             Compression::Gzip => {
                 // 255: "unknown", so that the bytes do not name the operating system.
                 let header = GzBuilder::new().mtime(0).operating_system(255);
@@ -244,7 +248,7 @@ impl Output {
 
     fn parts(&mut self) -> &mut Parts {
         match self {
-            Self::Plain(parts) | Self::Zstd(_, parts) => parts,
+            Self::Plain(parts) | Self::Zstd(_, parts, _) => parts,
             Self::Gzip(encoder) => encoder.get_mut(),
         }
     }
@@ -253,7 +257,7 @@ impl Output {
         match self {
             Self::Plain(parts) => parts.write_all(bytes),
             Self::Gzip(encoder) => encoder.write_all(bytes),
-            Self::Zstd(encoder, parts) => {
+            Self::Zstd(encoder, parts, _) => {
                 let mut input = InBuffer::around(bytes);
                 while input.pos() < bytes.len() {
                     parts.fill(|room| {
@@ -271,7 +275,7 @@ impl Output {
         match self {
             Self::Plain(parts) => Ok(parts),
             Self::Gzip(encoder) => encoder.finish(),
-            Self::Zstd(mut encoder, mut parts) => {
+            Self::Zstd(mut encoder, mut parts, afterwards) => {
                 let mut remaining = usize::MAX;
                 while remaining > 0 {
                     parts.fill(|room| {
@@ -280,7 +284,9 @@ impl Output {
                         Ok(output.pos())
                     })?;
                 }
-                compressors::give_back(encoder);
+                if afterwards == Afterwards::Kept {
+                    compressors::give_back(encoder);
+                }
                 Ok(parts)
             }
         }

@@ -20,7 +20,7 @@ use crate::broker::Name;
 use crate::bucket::{BucketError, ObjectBody, ObjectInfo};
 use crate::encode::{EncodeError, ObjectEncoder, ObjectSpec, ObjectSummary};
 use crate::lake::{Compression, Format};
-use crate::limits::{ENCODE_STEP_BYTES, PARTS_IN_FLIGHT};
+use crate::limits::{ENCODE_STEP_BYTES, PART_BUDGET_BYTES, PARTS_IN_FLIGHT, PARTS_IN_FLIGHT_LEAST};
 use crate::observe::sampled::Sampled;
 use crate::record::Chunk;
 
@@ -279,8 +279,10 @@ impl<'a> ObjectWriter<'a> {
                 self.upload_id.insert(created).clone()
             }
         };
+        let budgeted = task.context.budget.limit() / PART_BUDGET_BYTES;
+        let at_once = budgeted.clamp(PARTS_IN_FLIGHT_LEAST, PARTS_IN_FLIGHT);
         for part in std::mem::take(&mut self.parts) {
-            self.drain_uploads(PARTS_IN_FLIGHT - 1).await;
+            self.drain_uploads(at_once - 1).await;
             let number = self.next_part;
             self.next_part += 1;
             let (key, upload_id) = (self.key.clone(), upload_id.clone());

@@ -42,14 +42,22 @@ fn in_parts() -> Options {
 }
 
 #[test]
-fn a_large_object_goes_up_in_parts_of_16_mib_several_at_a_time() {
+fn a_large_object_goes_up_in_parts_of_16_mib_as_many_at_a_time_as_memory_allows() {
+    for (memory, at_once) in [(1_024, PARTS_IN_FLIGHT), (256, 4)] {
+        goes_up_in_parts(memory, at_once);
+    }
+}
+
+fn goes_up_in_parts(memory: usize, most: usize) {
     in_virtual_time(async {
         let (log, bucket) = (mebibytes(120), Arc::<MemoryBucket>::default());
         bucket.plan(|asked| match asked.operation {
             "multipart_part" => Do::Slowly(Duration::from_secs(30)),
             _ => Do::Go,
         });
-        let sink = Sink::start(&log, &bucket, &[QUEUE], &in_parts());
+        let mut options = in_parts();
+        options.memory = memory * MIB;
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
         eventually("the window", || committed(&log, QUEUE).0 == 1).await;
         sink.stop().await;
         let parts = bucket.asked("multipart_part", "");
@@ -58,7 +66,7 @@ fn a_large_object_goes_up_in_parts_of_16_mib_several_at_a_time() {
         assert!(whole.iter().all(|part| part.bytes == PART_BYTES));
         assert!(last.bytes > 0 && last.bytes <= PART_BYTES);
         let at_once = parts.iter().map(|part| part.at_once).max();
-        assert_eq!(at_once, Some(PARTS_IN_FLIGHT));
+        assert_eq!(at_once, Some(most));
         assert_eq!(bucket.in_parts(), 1);
         assert_eq!(records(&bucket), log.records(QUEUE));
     });
