@@ -7,6 +7,7 @@ use tokio::task;
 use tokio::time::interval;
 use tracing::debug;
 
+use crate::encode::compressors;
 use crate::limits::{IDLE_MEMORY_EVERY, IDLE_MEMORY_LEAST_BYTES};
 use crate::memory::MemoryBudget;
 
@@ -49,7 +50,11 @@ pub async fn tend(budget: Arc<MemoryBudget>) {
     let mut ticks = interval(IDLE_MEMORY_EVERY);
     loop {
         ticks.tick().await;
-        if idle.begins(budget.used()) && task::spawn_blocking(give_back).await.is_ok() {
+        if !idle.begins(budget.used()) {
+            continue;
+        }
+        compressors::give_up();
+        if task::spawn_blocking(give_back).await.is_ok() {
             debug!("memory of empty buffers was given back to the system");
         }
     }

@@ -59,6 +59,11 @@ pub(super) fn give_back(mut encoder: Encoder<'static>) {
     }
 }
 
+/// Gives the memory of those that wait up.
+pub fn give_up() {
+    spare().clear();
+}
+
 fn fresh() -> io::Result<Encoder<'static>> {
     let mut encoder = Encoder::new(ZSTD_LEVEL)?;
     encoder.set_parameter(CParameter::JobSize(ZSTD_JOB_BYTES))?;
@@ -150,5 +155,7 @@ mod tests {
         }
         // Other tests of this process take and give back, too.
         assert!((1..=SPARE_COMPRESSORS).contains(&spare().len()));
+        give_up();
+        assert!(spare().len() < SPARE_COMPRESSORS);
     }
 }

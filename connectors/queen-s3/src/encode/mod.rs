@@ -1,6 +1,6 @@
 //! Sorted records in, deterministic object bytes out.
 
-mod compressors;
+pub mod compressors;
 mod jsonl;
 mod parquet;
 mod parts;
