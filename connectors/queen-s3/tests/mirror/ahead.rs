@@ -201,3 +201,48 @@ fn without_room_for_it_no_window_is_closed_before_its_turn() {
         assert_eq!(records(&bucket), log.records(QUEUE));
     });
 }
+
+#[test]
+fn a_stop_commits_the_window_that_is_encoded_ahead_and_all_that_was_read() {
+    in_virtual_time(async {
+        let (log, bucket) = (log(), bucket());
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options());
+        let status = sink.status.queue(QUEUE);
+        eventually("two windows are closed", || {
+            status.writing.load(Relaxed) >= 2 * WINDOW
+        })
+        .await;
+        sink.stop().await;
+        let windows = bucket.manifests(QUEUE);
+        assert!(windows.len() >= 2, "{} windows", windows.len());
+        assert_eq!(committed(&log, QUEUE).0, windows.len() as u64);
+        let written: u64 = windows
+            .iter()
+            .filter_map(|window| window["records"].as_u64())
+            .sum();
+        assert_eq!(records(&bucket).len() as u64, written);
+    });
+}
+
+#[test]
+fn a_window_that_is_encoded_ahead_goes_with_a_lost_lease() {
+    const HELD: Duration = Duration::from_secs(600);
+    in_virtual_time(async {
+        let (log, bucket) = (log(), bucket());
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options());
+        let status = sink.status.queue(QUEUE);
+        eventually("two windows are closed", || {
+            status.writing.load(Relaxed) >= 2 * WINDOW
+        })
+        .await;
+        log.give_away(QUEUE, HELD);
+        let given = Instant::now();
+        eventually("the queue is given up", || !status.owned.load(Relaxed)).await;
+        assert_eq!(status.writing.load(Relaxed), 0, "nothing is kept of it");
+        eventually("every window", || committed(&log, QUEUE).0 > WINDOWS).await;
+        sink.stop().await;
+        let second = put(&bucket, "/w-0000000002-").expect("it went up");
+        assert!(second >= given + HELD, "it went up under another's lease");
+        assert_eq!(records(&bucket), log.records(QUEUE));
+    });
+}
