@@ -5,6 +5,7 @@
 //! `QUEEN_SIM_SEEDS=n` runs the first n seeds (500 by default) and `QUEEN_SIM_FIRST=m` starts at
 //! another one; `QUEEN_SIM_SEED=s` replays one and prints its events.
 
+mod mutations;
 mod world;
 
 use std::num::NonZero;
