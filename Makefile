@@ -9,7 +9,7 @@ export PATH := $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 unexport CARGO_TARGET_DIR
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test readers simulate chaos fuzz mutants bench bench-steps lint audit fmt build clean
+.PHONY: help demo test readers simulate chaos fuzz mutants bench bench-steps lint audit alerts fmt build clean
 
 help:
 	@echo 'make demo   start everything, push 100,000 events, check the lake'
@@ -23,6 +23,7 @@ help:
 	@echo 'make bench-steps   the steps of the sink alone'
 	@echo 'make lint   formatting, clippy, licences of the dependencies'
 	@echo 'make audit  known weaknesses of the dependencies; asks the advisory database'
+	@echo 'make alerts   whether each alert of deploy/ fires when it should; downloads 20 MB'
 	@echo 'make fmt    format the code'
 	@echo 'make build  release binaries of the broker and the sink, in target/release'
 	@echo 'make clean  remove what was built'
@@ -110,6 +111,15 @@ audit:
 	@scripts/setup build lint
 	cargo deny --locked --workspace --config deny.toml check advisories
 	cargo deny --locked --manifest-path $(SINK)/Cargo.toml --config deny.toml check advisories
+
+# Apart from the tests: promtool comes with all of Prometheus.
+PROMTOOL = $(or $(shell command -v promtool),.promtool/usr/bin/promtool)
+
+alerts:
+	@scripts/setup alerts
+	$(PROMTOOL) check rules deploy/prometheus/alerts.yml
+	$(PROMTOOL) check config deploy/prometheus/scrape.yml
+	$(PROMTOOL) test rules deploy/prometheus/alerts_test.yml
 
 fmt:
 	cargo fmt --all

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
@@ -55,6 +56,78 @@ fn alerts_and_dashboard_name_metrics_that_exist() -> Result<()> {
         let unknown = unknown(folder, &["queen_"], least)?;
         ensure!(unknown.is_empty(), "no page has {unknown:#?}");
     }
+    Ok(())
+}
+
+#[test]
+fn every_alert_fires_in_a_case_of_promtool() -> Result<()> {
+    let folder = Path::new(ROOT).join("deploy/prometheus");
+    let alerts = fs::read_to_string(folder.join("alerts.yml"))?;
+    let cases = fs::read_to_string(folder.join("alerts_test.yml"))?;
+    let alerts: BTreeSet<&str> = alerts
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .collect();
+    ensure!(alerts.len() >= 15, "only {} alerts are found", alerts.len());
+    let fires = |alert: &&str| {
+        let label = format!("labels: '{{alertname=\"{alert}\"");
+        cases.contains(&label)
+    };
+    let never: Vec<_> = alerts.iter().filter(|alert| !fires(alert)).collect();
+    ensure!(never.is_empty(), "no case lets {never:?} fire");
+    Ok(())
+}
+
+#[test]
+fn the_dashboard_tells_jobs_apart_and_its_panels_do_not_overlap() -> Result<()> {
+    let file = Path::new(ROOT).join("deploy/grafana/queen-s3.json");
+    let dashboard: Value = serde_json::from_str(&fs::read_to_string(file)?)?;
+    let panels = dashboard["panels"].as_array().context("no panels")?;
+    let mut taken = BTreeSet::new();
+    for panel in panels {
+        let title = &panel["title"];
+        let number = |field: &str| panel["gridPos"][field].as_u64();
+        let place = (number("x"), number("y"), number("w"), number("h"));
+        let (Some(x), Some(y), Some(12), Some(8)) = place else {
+            bail!("{title} is not 12 by 8: {place:?}");
+        };
+        ensure!(x % 12 == 0 && y % 8 == 0, "{title} is off the grid");
+        ensure!(taken.insert((x, y)), "{title} lies on another panel");
+        for target in panel["targets"].as_array().context("no targets")? {
+            let legend = target["legendFormat"].as_str().unwrap_or_default();
+            ensure!(
+                legend.contains("{{job}}"),
+                "{title} has the legend {legend:?}"
+            );
+            let query = target["expr"].as_str().unwrap_or_default();
+            let broker = title.as_str().unwrap_or_default().starts_with("Broker");
+            let variable = if broker { "$broker" } else { "$job" };
+            ensure!(query.contains(variable), "{title} asks {query:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_alerts_know_the_jobs_that_are_scraped() -> Result<()> {
+    let folder = Path::new(ROOT).join("deploy");
+    let alerts = fs::read_to_string(folder.join("prometheus/alerts.yml"))?;
+    let scrape = fs::read_to_string(folder.join("prometheus/scrape.yml"))?;
+    for job in ["queen-s3", "queen"] {
+        ensure!(alerts.contains(&format!("up{{job=\"{job}\"}}")), "{job}");
+        ensure!(scrape.contains(&format!("job_name: {job}\n")), "{job}");
+    }
+    // The operator makes the job's name of the pods' label.
+    let monitor = fs::read_to_string(folder.join("kubernetes/podmonitor.yaml"))?;
+    let deployment = fs::read_to_string(folder.join("kubernetes/queen-s3.yaml"))?;
+    ensure!(monitor.contains("jobLabel: app\n"));
+    for shared in ["matchLabels: { app: queen-s3 }", "metrics"] {
+        ensure!(
+            monitor.contains(shared) && deployment.contains(shared),
+            "{shared}"
+        );
+    }
+    ensure!(deployment.contains("name: metrics, containerPort: 9333"));
     Ok(())
 }
 
