@@ -43,6 +43,14 @@ const ABSENT: &[(&str, &str)] = &[
         "/api/v1/messages/{partition}/{id}/retry",
         "the retry of a dead letter",
     ),
+    (
+        "/api/v1/messages/{partition}/{id}/dlq",
+        "the death of a record by hand",
+    ),
+    ("/api/v1/queues/{*rest}", "the clearing of a queue"),
+    ("/api/v1/status", "statistics"),
+    ("/api/v1/status/{*rest}", "statistics"),
+    ("/api/v1/stats/{*rest}", "statistics"),
     ("/api/v1/consumer-groups", "the listing of consumer groups"),
     ("/api/v1/traces", "traces"),
     ("/api/v1/traces/{*rest}", "traces"),
@@ -53,6 +61,26 @@ const ABSENT: &[(&str, &str)] = &[
     ("/api/v1/system/{*rest}", "system"),
     ("/streams/{*rest}", "streams"),
 ];
+
+/// Methods that are not served of routes that are, with the name they answer.
+const ABSENT_DETAILS: [(&str, &str); 3] = [
+    (
+        "/api/v1/messages/{partition}/{id}",
+        "the details of a record",
+    ),
+    ("/api/v1/consumer-groups/{group}", "the details of a group"),
+    (
+        "/api/v1/resources/queues/{*queue}",
+        "the details of a queue",
+    ),
+];
+
+async fn no_details(path: MatchedPath) -> ApiError {
+    let absent = ABSENT_DETAILS
+        .iter()
+        .find(|(route, _)| *route == path.as_str());
+    ApiError::NotImplemented(absent.map_or("this", |(_, name)| name).into())
+}
 
 /// The broker's routes.
 pub fn router(broker: Arc<Broker>) -> Router {
@@ -73,13 +101,11 @@ pub fn router(broker: Arc<Broker>) -> Router {
         .route("/api/v1/dlq", get(consume::dead_letters))
         .route(
             "/api/v1/messages/{partition}/{id}",
-            delete(consume::delete_dead_letter)
-                .fallback(|| async { ApiError::NotImplemented("the details of a record".into()) }),
+            delete(consume::delete_dead_letter).fallback(no_details),
         )
         .route(
             "/api/v1/consumer-groups/{group}",
-            delete(consume::delete_group)
-                .fallback(|| async { ApiError::NotImplemented("the details of a group".into()) }),
+            delete(consume::delete_group).fallback(no_details),
         )
         .route(
             "/api/v1/consumer-groups/{group}/queues/{queue}",
@@ -106,8 +132,7 @@ pub fn router(broker: Arc<Broker>) -> Router {
         .route("/api/v1/resources/queues", get(handlers::queues))
         .route(
             "/api/v1/resources/queues/{*queue}",
-            delete(handlers::delete_queue)
-                .fallback(|| async { ApiError::NotImplemented("the details of a queue".into()) }),
+            delete(handlers::delete_queue).fallback(no_details),
         )
         .route("/health", get(status::health))
         .route("/status", get(status::status))
@@ -186,4 +211,65 @@ fn answer(status: StatusCode, body: &impl serde::Serialize) -> Result<Response, 
     let body = serde_json::to_vec(body)
         .map_err(|error| ApiError::Internal(format!("cannot render an answer: {error}")))?;
     Ok(rendered(status, body))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The rows of the table under a heading of the page for operators, as their cells.
+    fn table(heading: &str) -> Vec<Vec<&'static str>> {
+        let page = include_str!("../../../docs/broker.md");
+        let (_, section) = page.split_once(heading).expect("the heading");
+        let section = section.split("\n#").next().unwrap_or_default();
+        let rows = section.lines().filter(|line| line.starts_with("| `"));
+        rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect())
+            .collect()
+    }
+
+    /// A pattern of a route as the page spells it.
+    fn spelled(pattern: &str) -> String {
+        pattern.replace("{*rest}", "…").replace("{*", "{")
+    }
+
+    #[test]
+    fn the_page_lists_every_route_that_is_served_and_no_other() {
+        let (_, router) = include_str!("mod.rs")
+            .split_once("pub fn router")
+            .expect("the router");
+        let router = router.split("in ABSENT").next().unwrap_or_default();
+        let served: BTreeSet<String> = router
+            .split('"')
+            .filter(|text| text.starts_with('/'))
+            .map(spelled)
+            .collect();
+        let listed: BTreeSet<String> = table("\n## Routes\n")
+            .iter()
+            .flat_map(|row| row[0].split(['`', ' ', ',', '?']))
+            .filter(|text| text.starts_with('/'))
+            .map(str::to_owned)
+            .collect();
+        assert!(served.len() > 20, "{served:?}");
+        assert_eq!(listed, served);
+    }
+
+    #[test]
+    fn the_page_lists_what_is_absent_with_the_name_that_is_answered() {
+        let absent: BTreeSet<(String, String)> = ABSENT
+            .iter()
+            .map(|(route, name)| (format!("`{}`", spelled(route)), (*name).to_owned()))
+            .chain(
+                ABSENT_DETAILS
+                    .iter()
+                    .map(|(route, name)| (format!("`GET {}`", spelled(route)), (*name).to_owned())),
+            )
+            .collect();
+        let listed: BTreeSet<(String, String)> = table("\n## What is not there yet\n")
+            .iter()
+            .map(|row| (row[0].to_owned(), row[1].to_owned()))
+            .collect();
+        assert_eq!(listed, absent);
+    }
 }
