@@ -396,10 +396,15 @@ async fn check_and_migrate(client: &mut Client, address: &str) -> Result<Checked
         .await
         .map_err(|error| failed(describe(&error)))?;
     let report = migrate(client).await.map_err(|error| {
-        let advice = if is_lock_away(&error) {
-            "; a transaction holds what the migration needs: end it, and brokers of an older version"
-        } else {
-            ""
+        let advice = match error.kind() {
+            _ if is_lock_away(&error) => {
+                "; a transaction holds what the migration needs: end it, and brokers of an older version"
+            }
+            Kind::DivergentVersion(..) | Kind::MissingVersion(_) => {
+                "; the schema is of another version of the broker: run that one, or name a database \
+                 without it in PG_DB"
+            }
+            _ => "",
         };
         failed(format!("{error:#}{advice}"))
     })?;
@@ -453,6 +458,24 @@ pub type Message = AsyncMessage;
 mod tests {
     use super::*;
     use crate::config::Config;
+
+    #[test]
+    fn each_function_of_the_schema_is_made_in_one_place() {
+        let mut made = std::collections::BTreeSet::new();
+        for migration in embedded::migrations::runner().get_migrations() {
+            let sql = migration.sql().unwrap_or_default();
+            for statement in sql.split("\nCREATE ").skip(1) {
+                let name = statement
+                    .trim_start_matches("OR REPLACE ")
+                    .strip_prefix("FUNCTION queen.")
+                    .and_then(|rest| rest.split('(').next());
+                if let Some(name) = name {
+                    assert!(made.insert(name.to_owned()), "{name}: {migration}");
+                }
+            }
+        }
+        assert!(made.len() > 20, "{made:?}");
+    }
 
     #[test]
     fn every_session_notices_a_server_that_vanished_without_a_word() {

@@ -1,9 +1,11 @@
 -- Everything lives in the schema "queen", which exists before the first migration runs.
 
 -- A queue of one tenant. "options" holds only what configure has set; defaults are the broker's.
+-- A deleted queue has no tenant, so that no name finds it. Its row stays until its partitions, which refer to it,
+-- have been removed in small steps.
 CREATE TABLE queen.queues (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    tenant     uuid NOT NULL,
+    tenant     uuid,
     name       text COLLATE "C" NOT NULL,
     options    jsonb NOT NULL DEFAULT '{}',
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -17,6 +19,8 @@ CREATE TABLE queen.queues (
 --   last_ts        the ts of the newest segment
 --   last_write_at  last_ts floored to the second, so that the index over it moves at most once a
 --                  second and every other write is a heap-only update
+--   armed          someone has read the partition to its end and wants to hear of the next push. Not indexed:
+--                  clearing it costs a push nothing
 CREATE TABLE queen.partitions (
     id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue_id      bigint NOT NULL REFERENCES queen.queues (id),
@@ -26,10 +30,14 @@ CREATE TABLE queen.partitions (
     log_start     bigint NOT NULL DEFAULT 0,
     last_ts       timestamptz NOT NULL DEFAULT '-infinity',
     last_write_at timestamptz NOT NULL DEFAULT date_trunc('second', clock_timestamp()),
+    armed         boolean NOT NULL DEFAULT false,
     UNIQUE (queue_id, name)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
 
 CREATE INDEX partitions_by_last_write ON queen.partitions (queue_id, last_write_at, name);
+
+-- Clients name a partition by its life.
+CREATE UNIQUE INDEX partitions_by_life ON queen.partitions (life);
 
 -- Records of one partition, written by one push: offsets base_offset to base_offset + records - 1.
 --   raw_bytes      length of the block before compression
@@ -61,87 +69,16 @@ CREATE TABLE queen.cluster (
 );
 INSERT INTO queen.cluster (cursor_key) VALUES (gen_random_uuid());
 
--- Writes one push: all or nothing, in one transaction of one statement.
---
--- Groups are the distinct (queue, partition) pairs of the push; segments refer to their group by
--- its 1-based index, "rel" being the offset of the segment's first record within the group.
---
--- VOLATILE on purpose: under READ COMMITTED each statement below has a snapshot of its own, and the
--- floor must be read by one that begins after the allocator rows are locked.
-CREATE FUNCTION queen.push(
-    p_tenant uuid, p_queues text[], p_partitions text[], p_counts bigint[],
-    s_group integer[], s_rel bigint[], s_records integer[], s_raw integer[], s_payload bigint[],
-    s_block bytea[]
-) RETURNS TABLE (life uuid, base_offset bigint)
-LANGUAGE plpgsql VOLATILE AS $$
-#variable_conflict use_column
-DECLARE
-    v_ids   bigint[];
-    v_lives uuid[];
-    v_bases bigint[];
-    v_ts    timestamptz[];
-    v_now   timestamptz;
-    v_known bigint;
-BEGIN
-    -- Creation comes before any lock on an existing row, and in one order of names: two pushes can
-    -- wait for one another but never in a circle.
-    SELECT count(*) INTO v_known
-    FROM unnest(p_queues, p_partitions) AS g (queue, part)
-    JOIN queen.queues q ON q.tenant = p_tenant AND q.name = g.queue
-    JOIN queen.partitions p ON p.queue_id = q.id AND p.name = g.part;
-    IF v_known < cardinality(p_queues) THEN
-        INSERT INTO queen.queues (tenant, name)
-        SELECT p_tenant, g.queue
-        FROM (SELECT DISTINCT u.queue COLLATE "C" AS queue FROM unnest(p_queues) AS u (queue)) g
-        WHERE NOT EXISTS (SELECT 1 FROM queen.queues q WHERE q.tenant = p_tenant AND q.name = g.queue)
-        ORDER BY g.queue
-        ON CONFLICT DO NOTHING;
+-- Queues that are deleted, while something of them is left.
+CREATE TABLE queen.deleted_queues (
+    queue_id bigint PRIMARY KEY REFERENCES queen.queues (id),
+    tenant   uuid NOT NULL,
+    name     text COLLATE "C" NOT NULL
+);
+CREATE INDEX deleted_queues_by_name ON queen.deleted_queues (tenant, name);
 
-        INSERT INTO queen.partitions (queue_id, name)
-        SELECT q.id, g.part
-        FROM unnest(p_queues, p_partitions) AS g (queue, part)
-        JOIN queen.queues q ON q.tenant = p_tenant AND q.name = g.queue
-        WHERE NOT EXISTS (SELECT 1 FROM queen.partitions p WHERE p.queue_id = q.id AND p.name = g.part)
-        ORDER BY q.id, g.part COLLATE "C"
-        ON CONFLICT DO NOTHING;
-    END IF;
-
-    SELECT array_agg(l.id ORDER BY l.ord) INTO v_ids
-    FROM (
-        SELECT p.id, g.ord
-        FROM unnest(p_queues, p_partitions) WITH ORDINALITY AS g (queue, part, ord)
-        JOIN queen.queues q ON q.tenant = p_tenant AND q.name = g.queue
-        JOIN queen.partitions p ON p.queue_id = q.id AND p.name = g.part
-        ORDER BY p.queue_id, p.name
-        FOR UPDATE OF p
-    ) l;
-    IF coalesce(cardinality(v_ids), 0) < cardinality(p_queues) THEN
-        -- A queue or partition was deleted while this push waited for it: begin again.
-        RAISE EXCEPTION 'a partition of this push was deleted meanwhile' USING ERRCODE = 'serialization_failure';
-    END IF;
-
-    SELECT greatest(clock_timestamp(), transaction_timestamp(), f.ts) INTO STRICT v_now FROM queen.floor f;
-
-    WITH moved AS (
-        UPDATE queen.partitions p
-        SET next_offset   = p.next_offset + g.n,
-            last_ts       = greatest(v_now, p.last_ts),
-            last_write_at = greatest(p.last_write_at, date_trunc('second', greatest(v_now, p.last_ts)))
-        FROM unnest(v_ids, p_counts) WITH ORDINALITY AS g (id, n, ord)
-        WHERE p.id = g.id
-        RETURNING g.ord, p.life, p.next_offset - g.n AS base, p.last_ts
-    )
-    SELECT array_agg(m.life ORDER BY m.ord), array_agg(m.base ORDER BY m.ord), array_agg(m.last_ts ORDER BY m.ord)
-    INTO v_lives, v_bases, v_ts
-    FROM moved m;
-
-    INSERT INTO queen.segments (partition_id, base_offset, ts, payload_bytes, raw_bytes, records, block)
-    SELECT v_ids[s.g], v_bases[s.g] + s.rel, v_ts[s.g], s.payload, s.raw, s.n, s.block
-    FROM unnest(s_group, s_rel, s_records, s_raw, s_payload, s_block) AS s (g, rel, n, raw, payload, block);
-
-    RETURN QUERY SELECT * FROM unnest(v_lives, v_bases);
-END
-$$;
+-- Partitions whose row is gone. Their segments are reached by nobody, and go in small steps.
+CREATE TABLE queen.trash (partition_id bigint PRIMARY KEY);
 
 -- Reads one fetch call: per entry one row with its bounds (base_offset NULL), then its segments in
 -- order. The first segment of the call always comes; p_call bounds the stored bytes of the call,

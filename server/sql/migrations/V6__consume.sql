@@ -1,189 +1,36 @@
--- Consumer groups. docs/broker.md, "Consumers", says what holds; here is how.
---
--- Locks are taken in this order and waited for in no other: queue, partitions by (queue, name),
--- cursors by (partition, group), floor. Taking a record never waits for a push: where it needs a
--- partition's row it takes it only if it is free.
-
--- Raised when someone has read a partition to its end and wants to hear of the next push. Not
--- indexed: clearing it costs a push nothing.
-ALTER TABLE queen.partitions ADD COLUMN armed boolean NOT NULL DEFAULT false;
-
--- Clients name a partition by its life.
-CREATE UNIQUE INDEX partitions_by_life ON queen.partitions (life);
-
--- A group of one queue, which may be subscribed before the queue is there.
---   since   records with a ts below it are not for this group
---   met_to  name of the last partition that was given a cursor; NULL before the first
---   met     every partition older than the group has a cursor; younger ones get theirs with a push
-CREATE TABLE queen.groups (
-    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    tenant     uuid NOT NULL,
-    queue      text COLLATE "C" NOT NULL,
-    name       text COLLATE "C" NOT NULL,
-    since      timestamptz NOT NULL,
-    met_to     text COLLATE "C",
-    met        boolean NOT NULL DEFAULT false,
-    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    UNIQUE (tenant, queue, name)
-);
-
--- Where a group stands in a partition.
---   next_offset    everything below it is settled; NULL until the first look
---   due            when there may be something to take: at once, or when the lease ends;
---                  NULL when all is read and the partition is armed
---   lease_id       who has taken lease_from to lease_to - 1; it holds until "due"
---   failed_offset  the record that failed last, and how often in a row
-CREATE TABLE queen.cursors (
-    partition_id  bigint NOT NULL,
-    group_id      bigint NOT NULL,
-    next_offset   bigint,
-    due           timestamptz,
-    lease_id      uuid,
-    lease_from    bigint,
-    lease_to      bigint,
-    failed_offset bigint,
-    failures      integer NOT NULL DEFAULT 0,
-    PRIMARY KEY (partition_id, group_id)
-) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
-
-CREATE INDEX cursors_by_due ON queen.cursors (group_id, due);
-CREATE INDEX cursors_by_lease ON queen.cursors (lease_id) WHERE lease_id IS NOT NULL;
-
--- Records that were given up on. "block" holds one record as a segment would, sealed where the
--- queue is; "id_hash" finds it by its transaction id.
-CREATE TABLE queen.dead_letters (
-    id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    queue_id      bigint NOT NULL,
-    life          uuid NOT NULL,
-    partition     text COLLATE "C" NOT NULL,
-    group_name    text COLLATE "C" NOT NULL,
-    record_offset bigint NOT NULL,
-    id_hash       uuid NOT NULL,
-    ts            timestamptz NOT NULL,
-    failures      integer NOT NULL,
-    reason        text,
-    failed_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
-    raw_bytes     integer NOT NULL,
-    block         bytea NOT NULL
-);
-ALTER TABLE queen.dead_letters ALTER COLUMN block SET STORAGE EXTERNAL;
-CREATE INDEX dead_letters_by_queue ON queen.dead_letters (queue_id, group_name, id);
-CREATE INDEX dead_letters_by_record ON queen.dead_letters (life, id_hash);
-
--- Makes what of the queues and partitions is missing, and locks the partitions' rows for a push.
--- Groups that have read one of them to its end are told.
-CREATE FUNCTION queen.allocate(p_tenant uuid, p_queues text[], p_partitions text[]) RETURNS bigint[]
-LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    v_ids   bigint[];
-    v_armed bigint[];
-    v_known bigint;
-BEGIN
-    -- Creation comes before any lock on an existing row, and in one order of names: two pushes can
-    -- wait for one another but never in a circle.
-    SELECT count(*) INTO v_known
-    FROM unnest(p_queues, p_partitions) AS g (queue, part)
-    JOIN queen.queues q ON q.tenant = p_tenant AND q.name = g.queue
-    JOIN queen.partitions p ON p.queue_id = q.id AND p.name = g.part;
-    IF v_known < cardinality(p_queues) THEN
-        INSERT INTO queen.queues (tenant, name)
-        SELECT p_tenant, g.queue
-        FROM (SELECT DISTINCT u.queue COLLATE "C" AS queue FROM unnest(p_queues) AS u (queue)) g
-        WHERE NOT EXISTS (SELECT 1 FROM queen.queues q WHERE q.tenant = p_tenant AND q.name = g.queue)
-        ORDER BY g.queue
-        ON CONFLICT DO NOTHING;
-
-        -- A group that is about to meet the queue's partitions (queen.meet) is waited for, or waits:
-        -- either it finds the partitions made here, or they are armed for it.
-        PERFORM 1 FROM queen.queues q
-        WHERE q.tenant = p_tenant AND q.name = ANY (p_queues) ORDER BY q.name FOR KEY SHARE;
-
-        INSERT INTO queen.partitions (queue_id, name, armed)
-        SELECT q.id, g.part,
-               EXISTS (SELECT 1 FROM queen.groups s WHERE s.tenant = p_tenant AND s.queue = g.queue)
-        FROM unnest(p_queues, p_partitions) AS g (queue, part)
-        JOIN queen.queues q ON q.tenant = p_tenant AND q.name = g.queue
-        WHERE NOT EXISTS (SELECT 1 FROM queen.partitions p WHERE p.queue_id = q.id AND p.name = g.part)
-        ORDER BY q.id, g.part COLLATE "C"
-        ON CONFLICT DO NOTHING;
-    END IF;
-
-    SELECT array_agg(l.id ORDER BY l.ord), array_agg(l.id) FILTER (WHERE l.armed) INTO v_ids, v_armed
-    FROM (
-        SELECT p.id, p.armed, g.ord
-        FROM unnest(p_queues, p_partitions) WITH ORDINALITY AS g (queue, part, ord)
-        JOIN queen.queues q ON q.tenant = p_tenant AND q.name = g.queue
-        JOIN queen.partitions p ON p.queue_id = q.id AND p.name = g.part
-        ORDER BY p.queue_id, p.name
-        FOR UPDATE OF p
-    ) l;
-    IF coalesce(cardinality(v_ids), 0) < cardinality(p_queues) THEN
-        -- A queue or partition was deleted while this push waited for it: begin again.
-        RAISE EXCEPTION 'a partition of this push was deleted meanwhile' USING ERRCODE = 'serialization_failure';
-    END IF;
-    IF v_armed IS NOT NULL THEN
-        INSERT INTO queen.cursors AS c (partition_id, group_id, due)
-        SELECT p.id, s.id, clock_timestamp()
-        FROM unnest(v_armed) AS w (id)
-        JOIN queen.partitions p ON p.id = w.id
-        JOIN queen.queues q ON q.id = p.queue_id
-        JOIN queen.groups s ON s.tenant = q.tenant AND s.queue = q.name
-        ORDER BY p.id, s.id
-        ON CONFLICT (partition_id, group_id) DO UPDATE SET due = excluded.due WHERE c.due IS NULL;
-    END IF;
-    RETURN v_ids;
-END
+-- How many groups of a tenant wait, p_most at most.
+CREATE FUNCTION queen.waiting_groups(p_tenant uuid, p_most bigint) RETURNS bigint
+LANGUAGE sql VOLATILE AS $$
+    SELECT count(*) FROM (
+        SELECT 1 FROM queen.groups s WHERE s.tenant = p_tenant AND s.waits LIMIT p_most
+    ) l
 $$;
 
--- As in V1, over queen.allocate.
-CREATE OR REPLACE FUNCTION queen.push(
-    p_tenant uuid, p_queues text[], p_partitions text[], p_counts bigint[],
-    s_group integer[], s_rel bigint[], s_records integer[], s_raw integer[], s_payload bigint[],
-    s_block bytea[]
-) RETURNS TABLE (life uuid, base_offset bigint)
-LANGUAGE plpgsql VOLATILE AS $$
-#variable_conflict use_column
-DECLARE
-    v_ids   bigint[];
-    v_lives uuid[];
-    v_bases bigint[];
-    v_ts    timestamptz[];
-    v_now   timestamptz;
-BEGIN
-    v_ids := queen.allocate(p_tenant, p_queues, p_partitions);
-
-    SELECT greatest(clock_timestamp(), transaction_timestamp(), f.ts) INTO STRICT v_now FROM queen.floor f;
-
-    WITH moved AS (
-        UPDATE queen.partitions p
-        SET next_offset   = p.next_offset + g.n,
-            last_ts       = greatest(v_now, p.last_ts),
-            last_write_at = greatest(p.last_write_at, date_trunc('second', greatest(v_now, p.last_ts))),
-            armed         = false
-        FROM unnest(v_ids, p_counts) WITH ORDINALITY AS g (id, n, ord)
-        WHERE p.id = g.id
-        RETURNING g.ord, p.life, p.next_offset - g.n AS base, p.last_ts
-    )
-    SELECT array_agg(m.life ORDER BY m.ord), array_agg(m.base ORDER BY m.ord), array_agg(m.last_ts ORDER BY m.ord)
-    INTO v_lives, v_bases, v_ts
-    FROM moved m;
-
-    INSERT INTO queen.segments (partition_id, base_offset, ts, payload_bytes, raw_bytes, records, block)
-    SELECT v_ids[s.g], v_bases[s.g] + s.rel, v_ts[s.g], s.payload, s.raw, s.n, s.block
-    FROM unnest(s_group, s_rel, s_records, s_raw, s_payload, s_block) AS s (g, rel, n, raw, payload, block);
-
-    RETURN QUERY SELECT * FROM unnest(v_lives, v_bases);
-END
-$$;
-
--- Subscribes a group, once and for all: from p_since, or from now when that is NULL.
-CREATE FUNCTION queen.subscribe(p_tenant uuid, p_queue text, p_group text, p_since timestamptz) RETURNS void
+-- Subscribes a group, once and for all: from p_since, or from now when that is NULL. Where the queue is not there
+-- and p_most groups of such queues are, nothing is done and QS004 raised: names of queues that never come cost
+-- nothing to think of.
+CREATE FUNCTION queen.subscribe(
+    p_tenant uuid, p_queue text, p_group text, p_since timestamptz, p_most bigint
+) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_now timestamptz := clock_timestamp();
+    v_now   timestamptz := clock_timestamp();
+    v_waits boolean := NOT EXISTS (SELECT 1 FROM queen.queues q WHERE q.tenant = p_tenant AND q.name = p_queue);
 BEGIN
-    INSERT INTO queen.groups (tenant, queue, name, since)
-    VALUES (p_tenant, p_queue, p_group, coalesce(p_since, v_now))
+    IF v_waits AND queen.waiting_groups(p_tenant, p_most) >= p_most THEN
+        WITH came AS MATERIALIZED (
+            SELECT s.id FROM queen.groups s
+            JOIN queen.queues q ON q.tenant = s.tenant AND q.name = s.queue
+            WHERE s.tenant = p_tenant AND s.waits
+            FOR UPDATE OF s SKIP LOCKED
+        )
+        UPDATE queen.groups s SET waits = false FROM came c WHERE s.id = c.id;
+        IF queen.waiting_groups(p_tenant, p_most) >= p_most THEN
+            RAISE EXCEPTION 'too many groups wait for queues that are not there' USING ERRCODE = 'QS004';
+        END IF;
+    END IF;
+    INSERT INTO queen.groups (tenant, queue, name, since, waits)
+    VALUES (p_tenant, p_queue, p_group, coalesce(p_since, v_now), v_waits)
     ON CONFLICT DO NOTHING;
     IF p_since IS NULL AND FOUND THEN
         -- Whatever the clock does, no push that begins after this was committed is before "now".
@@ -192,7 +39,8 @@ BEGIN
 END
 $$;
 
--- Gives a group cursors in the next p_limit partitions of its queue that are older than itself.
+-- Gives a group cursors in the next p_limit partitions of its queue that are older than itself, or than
+-- its last move.
 CREATE FUNCTION queen.meet(p_group bigint, p_queue bigint, p_limit integer) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -200,10 +48,9 @@ DECLARE
     v_last  text;
     v_count bigint;
 BEGIN
-    IF EXISTS (SELECT 1 FROM queen.groups s WHERE s.id = p_group AND s.met_to IS NULL) THEN
-        -- Waits for pushes that make a partition and have not seen this group.
-        PERFORM 1 FROM queen.queues q WHERE q.id = p_queue FOR UPDATE;
-    END IF;
+    -- Waits for pushes that make a partition and have not seen this group.
+    PERFORM pg_advisory_xact_lock(1364525059, queen.queue_lock(s.tenant, s.queue))
+    FROM queen.groups s WHERE s.id = p_group AND s.met_to IS NULL;
     SELECT s.* INTO v_group FROM queen.groups s WHERE s.id = p_group AND NOT s.met FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
@@ -218,11 +65,23 @@ BEGIN
     ), armed AS (
         UPDATE queen.partitions p SET armed = true FROM quiet t WHERE p.id = t.id
     ), made AS (
-        INSERT INTO queen.cursors (partition_id, group_id, next_offset, due)
-        SELECT g.id, p_group, t.next_offset, CASE WHEN t.id IS NULL THEN clock_timestamp() END
+        INSERT INTO queen.cursors (partition_id, group_id, next_offset, due, moves)
+        SELECT g.id, p_group, t.next_offset, CASE WHEN t.id IS NULL THEN clock_timestamp() END, v_group.moves
         FROM page g LEFT JOIN quiet t ON t.id = g.id
         ORDER BY g.id
         ON CONFLICT DO NOTHING
+    ), stale AS MATERIALIZED (
+        SELECT c.partition_id FROM page g
+        JOIN queen.cursors c ON c.partition_id = g.id AND c.group_id = p_group
+        WHERE c.moves <> v_group.moves
+        ORDER BY c.partition_id FOR UPDATE OF c
+    ), moved AS (
+        UPDATE queen.cursors c
+        SET next_offset = t.next_offset, due = CASE WHEN t.id IS NULL THEN clock_timestamp() END,
+            lease_id = NULL, lease_from = NULL, lease_to = NULL, failed_offset = NULL, failures = 0,
+            moves = v_group.moves
+        FROM stale s LEFT JOIN quiet t ON t.id = s.partition_id
+        WHERE c.partition_id = s.partition_id AND c.group_id = p_group
     )
     SELECT max(g.name), count(*) INTO v_last, v_count FROM page g;
     UPDATE queen.groups SET met_to = coalesce(v_last, met_to, ''), met = v_count < p_limit WHERE id = p_group;
@@ -285,7 +144,8 @@ END
 $$;
 
 -- Takes up to p_batch records of up to p_width partitions for a group: of one named partition, or of
--- those that have waited longest. Without p_lease what is taken is settled with it.
+-- those that have waited longest. Nothing is settled: who settles at delivery does so once the records are
+-- rendered (queen.settle_delivered).
 --
 -- Gives back a row per segment, with the offsets in it that were taken. The last row has no segment:
 -- whether there is such a queue, the group if it is subscribed, whether looking again at once may find
@@ -312,6 +172,7 @@ DECLARE
     v_from    bigint;
     v_to      bigint;
     v_later   timestamptz;
+    v_more    boolean;
     v_due     timestamptz;
     v_now     timestamptz;
     v_left    bigint := p_batch;
@@ -329,9 +190,24 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
+    v_now := clock_timestamp();
+    IF v_group.since > greatest(v_now, (SELECT f.ts FROM queen.floor f)) THEN
+        -- It has not begun. No partition is met: what is pushed before the instant is not for it.
+        wake_ms := ceil(extract(epoch FROM v_group.since - v_now) * 1000)::bigint;
+        RETURN NEXT;
+        RETURN;
+    END IF;
     IF NOT v_group.met THEN
         PERFORM queen.meet(v_group.id, v_queue, 500);
         SELECT NOT g.met INTO again FROM queen.groups g WHERE g.id = v_group.id;
+        IF NOT FOUND THEN
+            -- Deleted meanwhile, by itself or with its queue.
+            known := EXISTS (SELECT 1 FROM queen.queues q WHERE q.id = v_queue AND q.tenant IS NOT NULL);
+            group_id := NULL;
+            again := false;
+            RETURN NEXT;
+            RETURN;
+        END IF;
     END IF;
     v_now := clock_timestamp();
     IF p_partition IS NOT NULL THEN
@@ -341,7 +217,12 @@ BEGIN
             RETURN NEXT;
             RETURN;
         END IF;
-        INSERT INTO queen.cursors (partition_id, group_id, due) VALUES (v_named, v_group.id, v_now)
+        UPDATE queen.cursors c
+        SET next_offset = NULL, due = v_now, lease_id = NULL, lease_from = NULL, lease_to = NULL,
+            failed_offset = NULL, failures = 0, moves = v_group.moves
+        WHERE c.partition_id = v_named AND c.group_id = v_group.id AND c.moves < v_group.moves;
+        INSERT INTO queen.cursors (partition_id, group_id, due, moves)
+        VALUES (v_named, v_group.id, v_now, v_group.moves)
         ON CONFLICT DO NOTHING;
     END IF;
     v_until := v_now + make_interval(secs => coalesce(p_seconds, (v_options ->> 'leaseTime')::integer, 300));
@@ -361,6 +242,16 @@ BEGIN
             WHERE c.partition_id = v_named AND c.group_id = v_group.id AND c.due <= v_now FOR UPDATE SKIP LOCKED;
         END IF;
         EXIT WHEN NOT FOUND;
+        IF v_cursor.moves > v_group.moves THEN
+            -- The group was moved since this pop began.
+            again := true;
+            EXIT;
+        END IF;
+        IF v_cursor.moves < v_group.moves THEN
+            v_cursor.next_offset := NULL;
+            UPDATE queen.cursors c SET failed_offset = NULL, failures = 0, moves = v_group.moves
+            WHERE c.partition_id = v_cursor.partition_id AND c.group_id = v_group.id;
+        END IF;
         SELECT p.* INTO v_part FROM queen.partitions p WHERE p.id = v_cursor.partition_id;
         IF NOT FOUND THEN
             DELETE FROM queen.cursors c WHERE c.partition_id = v_cursor.partition_id AND c.group_id = v_group.id;
@@ -407,21 +298,15 @@ BEGIN
         IF v_to = v_from THEN
             UPDATE queen.cursors c SET next_offset = v_from, lease_id = NULL
             WHERE c.partition_id = v_part.id AND c.group_id = v_group.id;
-            PERFORM queen.rest(v_part.id, v_group.id, v_from, coalesce(v_later, clock_timestamp()));
+            v_more := queen.rest(v_part.id, v_group.id, v_from, coalesce(v_later, clock_timestamp()));
+            -- A push was committed after the look at the segments.
+            again := again OR (v_more AND v_later IS NULL);
             CONTINUE;
         END IF;
         v_claims := v_claims + 1;
-        IF p_lease IS NULL THEN
-            UPDATE queen.cursors c
-            SET next_offset = v_to, lease_id = NULL, lease_from = v_from, lease_to = v_to,
-                failed_offset = NULL, failures = 0
-            WHERE c.partition_id = v_part.id AND c.group_id = v_group.id;
-            PERFORM queen.rest(v_part.id, v_group.id, v_to, clock_timestamp());
-        ELSE
-            UPDATE queen.cursors c
-            SET next_offset = v_from, due = v_until, lease_id = p_lease, lease_from = v_from, lease_to = v_to
-            WHERE c.partition_id = v_part.id AND c.group_id = v_group.id;
-        END IF;
+        UPDATE queen.cursors c
+        SET next_offset = v_from, due = v_until, lease_id = p_lease, lease_from = v_from, lease_to = v_to
+        WHERE c.partition_id = v_part.id AND c.group_id = v_group.id;
     END LOOP;
 
     partition_id := NULL;
@@ -450,17 +335,44 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_later timestamptz := clock_timestamp() + make_interval(secs => p_pause / 1000.0);
 BEGIN
-    IF p_lease IS NULL THEN
-        UPDATE queen.cursors
-        SET next_offset = p_upto, lease_to = p_upto, due = v_later
-        WHERE partition_id = p_partition AND group_id = p_group AND lease_id IS NULL AND next_offset = p_to;
-    ELSIF p_upto = p_from THEN
+    IF p_upto = p_from THEN
         UPDATE queen.cursors SET lease_id = NULL, due = v_later
         WHERE partition_id = p_partition AND group_id = p_group AND lease_id = p_lease;
     ELSE
         UPDATE queen.cursors SET lease_to = p_upto
         WHERE partition_id = p_partition AND group_id = p_group AND lease_id = p_lease;
     END IF;
+END
+$$;
+
+-- Settles what was rendered of a pop, each partition up to its s_upto, and gives the lease back. A
+-- partition is left alone for its s_pause milliseconds: the segment at s_upto cannot be read. Where the
+-- lease is no longer held in all of them, nothing is done and serialization_failure raised. Gives back
+-- whether there is more to take at once.
+CREATE FUNCTION queen.settle_delivered(
+    p_lease uuid, p_group bigint, s_partition bigint[], s_upto bigint[], s_pause integer[]
+) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_more boolean := false;
+    s      record;
+BEGIN
+    FOR s IN
+        SELECT * FROM unnest(s_partition, s_upto, s_pause) AS u (partition_id, upto, pause) ORDER BY u.partition_id
+    LOOP
+        UPDATE queen.cursors c
+        SET next_offset = s.upto, lease_id = NULL, lease_to = s.upto,
+            failed_offset = CASE WHEN c.failed_offset >= s.upto THEN c.failed_offset END,
+            failures = CASE WHEN c.failed_offset >= s.upto THEN c.failures ELSE 0 END
+        WHERE c.partition_id = s.partition_id AND c.group_id = p_group
+          AND c.lease_id = p_lease AND c.due > clock_timestamp();
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'the lease has ended' USING ERRCODE = 'serialization_failure';
+        END IF;
+        v_more := (queen.rest(s.partition_id, p_group, s.upto,
+            clock_timestamp() + make_interval(secs => s.pause / 1000.0)) AND s.pause = 0) OR v_more;
+    END LOOP;
+    RETURN v_more;
 END
 $$;
 
@@ -508,60 +420,26 @@ BEGIN
 END
 $$;
 
--- Moves a group, in every partition of its queue, to the first record from p_since on, or from now on.
--- Gives back in how many it was, or NULL when there is no such group.
-CREATE FUNCTION queen.seek(p_tenant uuid, p_queue text, p_group text, p_since timestamptz) RETURNS bigint
+-- Moves a group to the first record from p_since on, in every partition of its queue, at once: cursors
+-- follow as they are met. Gives back in how many that will be, p_most at most, or NULL when there is no
+-- such group.
+CREATE FUNCTION queen.seek(
+    p_tenant uuid, p_queue text, p_group text, p_since timestamptz, p_most bigint
+) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_group bigint;
     v_count bigint;
-    v_now   timestamptz := clock_timestamp();
 BEGIN
-    UPDATE queen.groups SET since = coalesce(p_since, v_now)
+    UPDATE queen.groups
+    SET since = p_since, moves = moves + 1, met = false, met_to = CASE WHEN met_to IS NOT NULL THEN '' END
     WHERE tenant = p_tenant AND queue = p_queue AND name = p_group
     RETURNING id INTO v_group;
     IF v_group IS NULL THEN
         RETURN NULL;
     END IF;
-    PERFORM 1 FROM queen.cursors c WHERE c.group_id = v_group ORDER BY c.partition_id FOR UPDATE;
-    UPDATE queen.cursors
-    SET next_offset = NULL, due = v_now, lease_id = NULL, lease_from = NULL, lease_to = NULL,
-        failed_offset = NULL, failures = 0
-    WHERE group_id = v_group;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    IF p_since IS NULL THEN
-        UPDATE queen.floor SET ts = v_now WHERE ts < v_now;
-    END IF;
+    SELECT count(*) INTO v_count
+    FROM (SELECT 1 FROM queen.cursors c WHERE c.group_id = v_group LIMIT p_most) l;
     RETURN v_count;
-END
-$$;
-
--- Up to where every group of its queue has settled a partition: the offset below which everything is
--- complete. NULL when the queue has no group. A partition that a group has not met is not complete.
-CREATE FUNCTION queen.completed_to(p_partition bigint) RETURNS bigint
-LANGUAGE sql STABLE AS $$
-    SELECT min(coalesce(c.next_offset, 0))
-    FROM queen.partitions p
-    JOIN queen.queues q ON q.id = p.queue_id
-    JOIN queen.groups s ON s.tenant = q.tenant AND s.queue = q.name
-    LEFT JOIN queen.cursors c ON c.partition_id = p.id AND c.group_id = s.id
-    WHERE p.id = p_partition
-$$;
-
--- As in V5; the queue's groups go at once, and what else is theirs in the background.
-CREATE OR REPLACE FUNCTION queen.delete_queue(p_tenant uuid, p_name text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    v_queue bigint;
-BEGIN
-    -- Waits for new partitions, whose rows refer to this one.
-    SELECT q.id INTO v_queue FROM queen.queues q WHERE q.tenant = p_tenant AND q.name = p_name FOR UPDATE;
-    DELETE FROM queen.groups s WHERE s.tenant = p_tenant AND s.queue = p_name;
-    IF v_queue IS NULL THEN
-        RETURN false;
-    END IF;
-    INSERT INTO queen.deleted_queues (queue_id, tenant, name) VALUES (v_queue, p_tenant, p_name);
-    UPDATE queen.queues q SET tenant = NULL WHERE q.id = v_queue;
-    RETURN true;
 END
 $$;

@@ -1,4 +1,6 @@
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -276,4 +278,81 @@ async fn a_migration_that_does_not_get_a_lock_lets_others_pass_and_asks_again() 
     };
     let starting = async { Running::start(config(&postgres, &[])).await.unwrap() };
     tokio::join!(starting, releasing);
+}
+
+/// What the broker's sources name in the schema, functions apart from all else.
+fn named(folder: &Path, functions: &mut BTreeSet<String>, relations: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            named(&path, functions, relations);
+            continue;
+        }
+        let source = std::fs::read_to_string(&path).unwrap();
+        for (before, _) in source.match_indices("queen.") {
+            // In statements alone: after a blank, an opening or a quote.
+            if !source[..before].ends_with([' ', '(', '\'']) {
+                continue;
+            }
+            let rest = &source[before + "queen.".len()..];
+            let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_');
+            let (name, rest) = rest.split_at(end.unwrap_or(rest.len()));
+            if name.is_empty() {
+                continue;
+            }
+            if rest.starts_with('(') {
+                functions.insert(name.to_owned());
+            } else {
+                relations.insert(name.to_owned());
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_fresh_database_has_all_that_the_brokers_statements_name() {
+    let fixture = Fixture::start().await;
+    let (mut functions, mut relations) = (BTreeSet::new(), BTreeSet::new());
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+    named(Path::new(sources), &mut functions, &mut relations);
+    assert!(
+        functions.len() > 10 && relations.len() > 10,
+        "{functions:?} {relations:?}"
+    );
+    let session = fixture.session().await;
+    let has_function = "SELECT count(*) FROM pg_proc
+                        WHERE pronamespace = 'queen'::regnamespace AND proname = $1";
+    for name in functions {
+        let row = session.query_one(has_function, &[&name]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0), 1, "queen.{name}(…)");
+    }
+    // Comments name functions, too.
+    let has = "SELECT count(*) FROM (
+                   SELECT relname AS name FROM pg_class WHERE relnamespace = 'queen'::regnamespace
+                   UNION SELECT proname FROM pg_proc WHERE pronamespace = 'queen'::regnamespace
+               ) n WHERE n.name = $1";
+    for name in relations {
+        let row = session.query_one(has, &[&name]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0), 1, "queen.{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_schema_of_another_version_is_refused_with_what_to_do() {
+    let fixture = Fixture::start().await;
+    let session = fixture.session().await;
+    for change in [
+        "UPDATE queen.migrations SET checksum = '1' WHERE version = 1",
+        "DELETE FROM queen.migrations WHERE version = 1;
+         INSERT INTO queen.migrations SELECT 99, 'later', applied_on, checksum
+         FROM queen.migrations WHERE version = 2",
+    ] {
+        session.batch_execute(change).await.unwrap();
+        let start = Running::start(config(&fixture.postgres, &[]));
+        let error = start.await.err().unwrap().to_string();
+        assert!(
+            error.contains("another version") && error.contains("PG_DB"),
+            "{error}"
+        );
+    }
 }
