@@ -58,7 +58,7 @@ impl Engine {
     /// first pass. Each is trusted only when the record before it proves to be below the cut.
     pub fn restore(&mut self, positions: Vec<Position>) {
         for position in positions {
-            if position.offset < 0 || self.by_name.contains_key(position.partition.as_str()) {
+            if position.offset < 0 || self.find(&position.partition).is_some() {
                 continue;
             }
             let generation = self.next_generation();

@@ -106,7 +106,7 @@ impl Engine {
     }
 
     fn listed(&mut self, listed: &ListedPartition) {
-        match self.by_name.get(&listed.name).copied() {
+        match self.find(&listed.name) {
             None => self.meet(listed),
             Some(id) => self.update(id, |engine| engine.relist(id, listed)),
         }
@@ -322,9 +322,8 @@ impl Engine {
     fn drop_ended(&mut self, began_at: u32) {
         let unnamed = |partition: &Partition| partition.named_at <= began_at;
         let mut ended: Vec<PartitionId> = self
-            .by_name
-            .values()
-            .copied()
+            .names
+            .ids()
             .filter(|id| unnamed(self.partition(*id)))
             .collect();
         // The order of a hash map must not show in a manifest.
@@ -342,7 +341,7 @@ impl Engine {
             }
             let name = self.partition(id).name.clone();
             self.former_ends.remove(&id);
-            self.by_name.remove(&name);
+            self.names.remove(&name, &self.partitions);
             self.partitions[id.0 as usize] = None;
             self.free.push(id);
         }
@@ -353,9 +352,8 @@ impl Engine {
             return;
         }
         let released: Vec<PartitionId> = self
-            .by_name
-            .values()
-            .copied()
+            .names
+            .ids()
             .filter(|id| {
                 let partition = self.partition(*id);
                 partition.flags.suspect && partition.moved_at <= began_at

@@ -12,6 +12,7 @@
 mod checkpoint;
 mod close;
 mod discovery;
+mod names;
 mod partition;
 mod reading;
 mod seek;
@@ -21,7 +22,6 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::broker::Name;
 use crate::gaps::subtract;
 use crate::lake::Align;
 use crate::lake::manifest::OffsetRange;
@@ -32,6 +32,7 @@ pub use discovery::PassRequest;
 pub use partition::{PartitionId, Unread};
 pub use reading::{ReadRequest, ReadResult};
 
+use names::Names;
 use partition::{Partition, PartitionBuffer};
 use seek::Seek;
 
@@ -61,7 +62,7 @@ pub struct Engine {
     pass: discovery::Pass,
     partitions: Vec<Option<Partition>>,
     free: Vec<PartitionId>,
-    by_name: HashMap<Name, PartitionId>,
+    names: Names,
     seeks: BTreeMap<PartitionId, Seek>,
     /// Partitions with unread records, lowest frontier first.
     behind: BTreeSet<(Micros, PartitionId)>,
@@ -102,7 +103,7 @@ impl Engine {
             pass: discovery::Pass::default(),
             partitions: Vec::new(),
             free: Vec::new(),
-            by_name: HashMap::new(),
+            names: Names::default(),
             seeks: BTreeMap::new(),
             behind: BTreeSet::new(),
             ready: BTreeSet::new(),
@@ -138,7 +139,7 @@ impl Engine {
 
     /// Partitions tracked.
     pub fn tracked(&self) -> usize {
-        self.by_name.len()
+        self.names.len()
     }
 
     /// Partitions that a fetch could be sent for now.
@@ -173,8 +174,8 @@ impl Engine {
     /// Whether the partition still lives the life in which `unread` was found, as far as passes and
     /// answers have shown.
     pub fn lives_on(&self, unread: &Unread) -> bool {
-        let partition = self.by_name.get(&unread.partition);
-        partition.is_some_and(|id| self.partition(*id).generation == unread.generation)
+        let partition = self.find(&unread.partition).map(|id| self.partition(id));
+        partition.is_some_and(|partition| partition.generation == unread.generation)
     }
 
     /// Notes ranges that the last window's manifest names: a position restored from before it would
@@ -200,6 +201,10 @@ impl Engine {
     /// Takes out the ranges that are known to be deleted and that no window names yet.
     pub fn take_lost(&mut self) -> Vec<OffsetRange> {
         std::mem::take(&mut self.lost)
+    }
+
+    fn find(&self, name: &str) -> Option<PartitionId> {
+        self.names.find(name, &self.partitions)
     }
 
     fn partition(&self, id: PartitionId) -> &Partition {
@@ -247,7 +252,6 @@ impl Engine {
     }
 
     fn track(&mut self, partition: Partition) -> PartitionId {
-        let name = partition.name.clone();
         let id = if let Some(id) = self.free.pop() {
             self.partitions[id.0 as usize] = Some(partition);
             id
@@ -257,7 +261,7 @@ impl Engine {
             self.partitions.push(Some(partition));
             PartitionId(index)
         };
-        self.by_name.insert(name, id);
+        self.names.insert(id, &self.partitions);
         id
     }
 

@@ -261,7 +261,7 @@ impl Engine {
         if !self.lives_on(unread) {
             return;
         }
-        if let Some(id) = self.by_name.get(&unread.partition).copied() {
+        if let Some(id) = self.find(&unread.partition) {
             let life = self.life_of(id, log_start, end);
             self.update(id, |engine| engine.begin_life(id, &life));
         }
