@@ -254,3 +254,5 @@ pub const RECENT_ROWS: i64 = 1_000;
 pub const RECENT_INDEX_IDS: i64 = 5_000;
 /// Pause after ids could not be moved there.
 pub const RECENT_PAUSE: Duration = Duration::from_secs(1);
+/// Pause before it is looked again whether remembered ids that pushes hold are gone.
+pub const RECENT_HELD_PAUSE: Duration = Duration::from_millis(50);

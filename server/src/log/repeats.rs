@@ -15,7 +15,8 @@ use uuid::Uuid;
 use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::limits::{
-    DEDUP_SWEEP_EVERY, DEDUP_SWEEP_ROWS, KNOWN_REPEATING_QUEUES, RECENT_INDEX_IDS, RECENT_PAUSE,
+    DEDUP_SWEEP_EVERY, DEDUP_SWEEP_ROWS, KNOWN_REPEATING_QUEUES, RECENT_HELD_PAUSE,
+    RECENT_INDEX_IDS, RECENT_PAUSE,
 };
 use crate::log::push::{Assigned, PreparedPush};
 use crate::log::recent::{Known, Recent, Written};
@@ -397,6 +398,10 @@ async fn make_room(broker: &Broker) {
                 }
             }
             recent.made_room();
+        }
+        if recent.is_full() {
+            // What is left is held by pushes under way, and goes with them.
+            tokio::time::sleep(RECENT_HELD_PAUSE).await;
         }
         recent.made_room();
     }

@@ -32,6 +32,8 @@ pub(super) struct LogStream<'a> {
     pub(super) lost: Vec<OffsetRange>,
     /// Late records that were found.
     pub(super) late_found: Vec<OffsetRange>,
+    /// Where records below the window ended, in partitions that had such.
+    pub(super) written: Vec<(&'a Unread, i64)>,
 }
 
 struct Reading<'a> {
@@ -43,8 +45,6 @@ struct Reading<'a> {
     chunks: VecDeque<Chunk>,
     /// Where reading stood when the log's start turned out to lie further on.
     gap: Option<i64>,
-    /// Whether records came late to the partition.
-    late: bool,
     /// No record of the window is left to fetch.
     done: bool,
 }
@@ -87,14 +87,6 @@ fn ranges_of<'a>(
     ranges
         .iter()
         .filter(move |range| range.partition == partition)
-}
-
-/// The offset from which a partition is read for a window that holds the `late` records; `None` if
-/// there is nothing to read.
-pub(super) fn first_read(unread: &Unread, late: &[OffsetRange]) -> Option<i64> {
-    let late = ranges_of(late, &unread.partition).map(|range| range.from);
-    let first = late.chain([unread.position]).min()?;
-    (first < unread.watermark).then_some(first)
 }
 
 /// The runs of records of `chunk` that are `wanted`.
@@ -158,6 +150,7 @@ impl<'a> LogStream<'a> {
             begun: VecDeque::new(),
             lost: Vec::new(),
             late_found: Vec::new(),
+            written: Vec::new(),
         }
     }
 
@@ -183,18 +176,13 @@ impl<'a> LogStream<'a> {
 
     /// Fetches the first records of the next few partitions together.
     async fn begin(&mut self) -> Result<bool, Changed> {
-        let late = self.late;
-        let begun = self.rest.by_ref().filter_map(|unread| {
-            let position = first_read(unread, late)?;
-            Some(Reading {
-                unread,
-                position,
-                overlaps: !unread.has_id && position > 0,
-                chunks: VecDeque::new(),
-                gap: None,
-                late: ranges_of(late, &unread.partition).next().is_some(),
-                done: false,
-            })
+        let begun = self.rest.by_ref().map(|unread| Reading {
+            unread,
+            position: unread.position,
+            overlaps: !unread.has_id && unread.position > 0,
+            chunks: VecDeque::new(),
+            gap: None,
+            done: false,
         });
         self.begun = begun.take(STREAM_ENTRIES).collect();
         if self.begun.is_empty() {
@@ -294,7 +282,14 @@ impl<'a> LogStream<'a> {
         reading.position = last.offset + 1;
         reading.overlaps = !reading.unread.has_id;
         reading.done = reading.position >= reading.unread.watermark || last.ts >= self.to;
-        let late = if reading.late { self.late } else { &[] };
+        let late = if reading.unread.late { self.late } else { &[] };
+        let below = chunk
+            .records()
+            .partition_point(|record| record.ts < self.from);
+        if below > 0 && !reading.unread.late {
+            let end = first.offset + below as i64;
+            self.written.push((reading.unread, end));
+        }
         let partition = &reading.unread.partition;
         // An offset is not enough: another life of the partition has it too, and lies above.
         let is_late = |record: &RecordIndex| {

@@ -66,13 +66,20 @@ impl<'a> Rebuilt<'a> {
     }
 }
 
-/// Every range of `parts` once, without the records that an adopted object still has.
-fn all_lost(parts: [&[OffsetRange]; 4], kept: &[OffsetRange]) -> Vec<OffsetRange> {
+/// Every range of `parts` once, without the records that an adopted object still has; and of
+/// `later`, whose lives no object of the window can have records of.
+fn all_lost(
+    parts: [&[OffsetRange]; 4],
+    kept: &[OffsetRange],
+    later: &[OffsetRange],
+) -> Vec<OffsetRange> {
     let mut lost: Vec<OffsetRange> = Vec::new();
     for part in parts {
         lost.extend(subtract(part.to_vec(), &lost));
     }
-    subtract(lost, kept)
+    let mut lost = subtract(lost, kept);
+    lost.extend(subtract(later.to_vec(), &lost));
+    lost
 }
 
 impl Task {
@@ -95,6 +102,8 @@ impl Task {
             to = %Micros(intent.t_end),
             "redoing an interrupted window from its intent"
         );
+        // It owns the queue, and may read for longer than a `safeTime` is shown.
+        let _asking = self.context.status.asking();
         let carried = Gaps::of(&intent);
         let mut survey = Survey::begin(self, standing, &intent).await;
         let mut backoff = self.context.jitter.backoff();
@@ -110,15 +119,20 @@ impl Task {
                 from: Micros(standing.pointer.t_end),
                 late: &carried.late,
             };
-            let changed = match self.rebuild(fence, window, looking).await {
-                Ok((content, read))
-                    if survey.lived_on(&found.partitions, &carried.late).await? =>
-                {
+            let mut below = Vec::new();
+            let rebuilt = self.rebuild(fence, window, looking, &mut below).await;
+            survey.is_written(&below);
+            let changed = match rebuilt {
+                Ok((content, read)) if survey.lived_on(&found.partitions).await? => {
                     let kept = &content.tally.kept;
                     // Late records that were deleted since are not in the window.
                     let gone = subtract(carried.late.clone(), &read.late);
                     let gaps = Gaps {
-                        lost: all_lost([&carried.lost, &found.lost, &read.lost, &gone], kept),
+                        lost: all_lost(
+                            [&carried.lost, &found.lost, &read.lost, &gone],
+                            kept,
+                            &found.later_lost,
+                        ),
                         late: subtract(carried.late, &subtract(gone, kept)),
                     };
                     return self.conclude(fence, standing, &intent, content, gaps).await;
@@ -174,14 +188,19 @@ impl Task {
         Ok(Some(manifest))
     }
 
-    async fn rebuild(
-        &self,
+    /// One try. `below` is told where records of earlier windows end, whatever comes of it.
+    async fn rebuild<'a>(
+        &'a self,
         fence: &Fence,
-        window: Rebuilt<'_>,
+        window: Rebuilt<'a>,
         looking: Looking,
+        below: &mut Vec<(&'a Unread, i64)>,
     ) -> Result<(Content, Read), Redo> {
         // Once to learn the lengths that the objects' headers tell, once to write them.
-        let sizes = self.measure(window).await?;
+        let mut stream = window.stream(self);
+        let sizes = measure(&mut stream, window.intent.layout).await;
+        below.append(&mut stream.written);
+        let sizes = sizes?;
         let gate = &Gate::opened();
         let permit = Permit { gate, fence };
         let mut writer = WindowWriter::new(self, permit, window.intent, sizes, looking);
@@ -202,27 +221,28 @@ impl Task {
         }
         .await;
         writer.settle().await;
+        below.append(&mut stream.written);
         let read = Read {
             lost: stream.lost,
             late: stream.late_found,
         };
         Ok((written?, read))
     }
+}
 
-    async fn measure(&self, window: Rebuilt<'_>) -> Result<Sizes, Changed> {
-        let mut stream = window.stream(self);
-        let mut total = 0;
-        let mut each: HashMap<Name, u64> = HashMap::new();
-        while let Some((partition, chunk)) = stream.next().await? {
-            let bytes = record_bytes(&partition, &chunk);
-            match window.intent.layout {
-                Layout::Merged => total += bytes,
-                Layout::PerPartition => *each.entry(partition).or_default() += bytes,
-            }
+/// What `stream` brings, in record bytes of each object.
+async fn measure(stream: &mut LogStream<'_>, layout: Layout) -> Result<Sizes, Changed> {
+    let mut total = 0;
+    let mut each: HashMap<Name, u64> = HashMap::new();
+    while let Some((partition, chunk)) = stream.next().await? {
+        let bytes = record_bytes(&partition, &chunk);
+        match layout {
+            Layout::Merged => total += bytes,
+            Layout::PerPartition => *each.entry(partition).or_default() += bytes,
         }
-        Ok(match window.intent.layout {
-            Layout::Merged => Sizes::Merged(total),
-            Layout::PerPartition => Sizes::PerPartition(each),
-        })
     }
+    Ok(match layout {
+        Layout::Merged => Sizes::Merged(total),
+        Layout::PerPartition => Sizes::PerPartition(each),
+    })
 }

@@ -3,14 +3,17 @@
 
 use std::collections::BTreeSet;
 
+use tokio::time::Instant;
+
 use super::doubtful::Doubtful;
-use super::log_stream::{Reborn, first_read};
+use super::log_stream::Reborn;
 use super::session::Probing;
 use super::{End, Standing, Task};
 use crate::broker::Name;
 use crate::lake::Layout;
 use crate::lake::documents::Intent;
 use crate::lake::manifest::OffsetRange;
+use crate::limits::{QUEUE_GONE_AFTER, QUEUE_GONE_ANSWERS};
 use crate::time::Micros;
 use crate::window::{Engine, Unread};
 
@@ -23,17 +26,23 @@ pub(super) struct Survey<'a> {
     doubtful: Option<Doubtful>,
     /// Ranges that are known to be deleted.
     lost: Vec<OffsetRange>,
+    /// The same of lives that have no record of the window.
+    later_lost: Vec<OffsetRange>,
+    /// Whether the partitions of the window were found.
+    begun: bool,
     /// Whether a try met another log than was discovered before it.
     changed: bool,
 }
 
 /// What discovery tells of a window.
 pub(super) struct Found {
-    /// Every partition that can hold a record of it, with a position at or shortly before its
-    /// first one; by name (bytes).
+    /// Every partition that has something to read and can hold a record of it, with a position at or
+    /// shortly before its first one; by name (bytes).
     pub(super) partitions: Vec<Unread>,
     /// Ranges that are known to be deleted.
     pub(super) lost: Vec<OffsetRange>,
+    /// The same of lives that have no record of the window.
+    pub(super) later_lost: Vec<OffsetRange>,
     /// Partitions that may have an object although no record of theirs is found, in the
     /// per-partition layout.
     pub(super) doubtful: BTreeSet<Name>,
@@ -49,11 +58,14 @@ impl<'a> Survey<'a> {
             doubtful: each.then(|| Doubtful::new(engine.checkpoint())),
             engine,
             lost: Vec::new(),
+            later_lost: Vec::new(),
+            begun: false,
             changed: false,
         }
     }
 
-    /// Looks for the partitions of the window that ends at `end` and holds the `late` records.
+    /// Looks for the partitions of the window that ends at `end` and holds the `late` records. A
+    /// queue that goes once they were found takes nothing with it that is known of them.
     pub(super) async fn discover(
         &mut self,
         end: Micros,
@@ -62,6 +74,37 @@ impl<'a> Survey<'a> {
         // A pass that asks for what moved lately does not name where records came late, and tells
         // nothing of what is gone.
         let full = self.doubtful.is_some() || !late.is_empty() || self.changed;
+        let (mut since, mut answers) = (None, 0);
+        loop {
+            match self.look(end, full).await {
+                Ok(()) => break,
+                Err(End::Absent(safe_time)) if self.begun => {
+                    let since = *since.get_or_insert_with(Instant::now);
+                    answers += 1;
+                    if since.elapsed() >= QUEUE_GONE_AFTER && answers >= QUEUE_GONE_ANSWERS {
+                        self.engine.queue_gone(safe_time);
+                        break;
+                    }
+                    tokio::time::sleep(self.task.settings().discovery_interval).await;
+                }
+                Err(end) => return Err(end),
+            }
+        }
+        // A life that begins from now on has no record of the window.
+        self.engine.mark_lives();
+        self.begun = true;
+        self.note_lost();
+        let doubtful = self.doubtful.as_ref().map(Doubtful::partitions);
+        Ok(Found {
+            partitions: self.engine.unread_partitions(late),
+            lost: self.lost.clone(),
+            later_lost: self.later_lost.clone(),
+            doubtful: doubtful.unwrap_or_default(),
+        })
+    }
+
+    /// Passes until the window is final, and every position is certain.
+    async fn look(&mut self, end: Micros, full: bool) -> Result<(), End> {
         let mut backoff = self.task.context.jitter.backoff();
         loop {
             self.task
@@ -79,31 +122,37 @@ impl<'a> Survey<'a> {
                 .probe(&mut self.engine, &mut probing, self.doubtful.as_mut())
                 .await?;
         }
-        self.note_lost();
-        let doubtful = self.doubtful.as_ref().map(Doubtful::partitions);
-        Ok(Found {
-            partitions: self.engine.unread_partitions(),
-            lost: self.lost.clone(),
-            doubtful: doubtful.unwrap_or_default(),
-        })
+        Ok(())
     }
 
-    /// Whether what was read of `partitions` since they were discovered, with the `late` records, is
-    /// of the lives in which they were. A later life lies above the window: to read on in it looks
-    /// as if the window held no more.
-    pub(super) async fn lived_on(
-        &mut self,
-        partitions: &[Unread],
-        late: &[OffsetRange],
-    ) -> Result<bool, End> {
-        let is_read = |unread: &&Unread| first_read(unread, late).is_some();
-        if !partitions.iter().any(|unread| is_read(&unread)) {
+    /// Takes in where records below the window were seen to end: they are in earlier ones.
+    pub(super) fn is_written(&mut self, below: &[(&Unread, i64)]) {
+        for (unread, offset) in below {
+            self.engine.is_written(unread, *offset);
+        }
+    }
+
+    /// Whether what was read of `partitions` since they were discovered is of the lives in which
+    /// they were. A later life lies above the window: to read on in it looks as if the window held
+    /// no more.
+    pub(super) async fn lived_on(&mut self, partitions: &[Unread]) -> Result<bool, End> {
+        if partitions.is_empty() {
             return Ok(true);
         }
         // Whatever is made again is written to.
-        self.task.whole_pass(&mut self.engine, false, None).await?;
-        let mut read = partitions.iter().filter(is_read);
-        Ok(read.all(|unread| self.engine.lives_on(unread)))
+        match self.task.whole_pass(&mut self.engine, false, None).await {
+            Ok(()) => {}
+            Err(End::Absent(_)) => return Ok(false),
+            Err(end) => return Err(end),
+        }
+        let mut lived_on = true;
+        for unread in partitions {
+            if !self.engine.lives_on(unread) {
+                lived_on = false;
+                self.engine.ended_early(unread);
+            }
+        }
+        Ok(lived_on)
     }
 
     /// Takes in that the log that was read is not the one that was discovered.
@@ -118,5 +167,6 @@ impl<'a> Survey<'a> {
 
     fn note_lost(&mut self) {
         self.lost.extend(self.engine.take_lost());
+        self.later_lost.extend(self.engine.take_later_lost());
     }
 }

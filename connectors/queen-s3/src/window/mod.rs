@@ -74,6 +74,10 @@ pub struct Engine {
     buffered_bytes: u64,
     /// Ranges deleted before they were read, for the next window's manifest.
     lost: Vec<OffsetRange>,
+    /// The same of lives that began after [`Engine::mark_lives`].
+    later_lost: Vec<OffsetRange>,
+    /// The generation of the last life that began before.
+    marked: u32,
     /// Ranges that an earlier manifest names already, by partition.
     named: HashMap<String, Vec<OffsetRange>>,
     suspects: usize,
@@ -111,6 +115,8 @@ impl Engine {
             bytes_at: BTreeMap::new(),
             buffered_bytes: 0,
             lost: Vec::new(),
+            later_lost: Vec::new(),
+            marked: u32::MAX,
             named: HashMap::new(),
             suspects: 0,
             all_known: false,
@@ -162,20 +168,60 @@ impl Engine {
         self.buffers.is_empty() && self.lost.is_empty()
     }
 
-    /// Tracked partitions and what is unread of each, by name (bytes).
-    pub fn unread_partitions(&self) -> Vec<Unread> {
+    /// Sets the lives that are tracked now apart from those that begin later, if that was not done
+    /// before.
+    pub fn mark_lives(&mut self) {
+        if self.marked == u32::MAX {
+            self.marked = self.generations;
+        }
+    }
+
+    /// What is unread of the partitions that live a life from before [`Engine::mark_lives`], by name
+    /// (bytes). A partition that has `late` records is read from the first of them.
+    pub fn unread_partitions(&self, late: &[OffsetRange]) -> Vec<Unread> {
         let safe = self.safe.unwrap_or(Micros::MIN);
+        let mut first_late: HashMap<&str, i64> = HashMap::new();
+        for range in late {
+            let first = first_late.entry(&range.partition).or_insert(range.from);
+            *first = range.from.min(*first);
+        }
         let tracked = self.partitions.iter().flatten();
-        let mut unread: Vec<Unread> = tracked.map(|one| Unread::of(one, safe)).collect();
+        let marked = tracked.filter(|partition| partition.generation <= self.marked);
+        let mut unread: Vec<Unread> = marked
+            .filter_map(|partition| {
+                let late = first_late.get(&*partition.name).copied();
+                let position = late.map_or(partition.position, |from| from.min(partition.position));
+                (position < partition.watermark).then(|| Unread {
+                    position,
+                    late: late.is_some(),
+                    ..Unread::of(partition, safe)
+                })
+            })
+            .collect();
         unread.sort_unstable_by(|a, b| a.partition.as_bytes().cmp(b.partition.as_bytes()));
         unread
     }
 
     /// Whether the partition still lives the life in which `unread` was found, as far as passes and
-    /// answers have shown.
+    /// answers have shown. Without an id, a log that ends earlier is another one.
     pub fn lives_on(&self, unread: &Unread) -> bool {
         let partition = self.find(&unread.partition).map(|id| self.partition(id));
-        partition.is_some_and(|partition| partition.generation == unread.generation)
+        partition.is_some_and(|partition| {
+            partition.generation == unread.generation
+                && (unread.has_id || partition.watermark >= unread.watermark)
+        })
+    }
+
+    /// Takes in that what `unread` found below `offset` is in earlier windows.
+    pub fn is_written(&mut self, unread: &Unread, offset: i64) {
+        let found = self.find(&unread.partition);
+        if let Some(id) = found.filter(|id| self.partition(*id).generation == unread.generation) {
+            self.unproven.remove(&id);
+            self.update(id, |engine| {
+                let partition = engine.partition_mut(id);
+                partition.position = offset.max(partition.position).min(partition.watermark);
+            });
+        }
     }
 
     /// Notes ranges that the last window's manifest names: a position restored from before it would
@@ -205,6 +251,11 @@ impl Engine {
 
     fn find(&self, name: &str) -> Option<PartitionId> {
         self.names.find(name, &self.partitions)
+    }
+
+    /// As [`Engine::take_lost`], of lives that began after [`Engine::mark_lives`].
+    pub fn take_later_lost(&mut self) -> Vec<OffsetRange> {
+        std::mem::take(&mut self.later_lost)
     }
 
     fn partition(&self, id: PartitionId) -> &Partition {
@@ -278,7 +329,11 @@ impl Engine {
                 .named
                 .get(&range.partition)
                 .map_or(&[][..], Vec::as_slice);
-            self.lost.extend(subtract(vec![range], named));
+            let unnamed = subtract(vec![range], named);
+            match self.partition(id).generation > self.marked {
+                true => self.later_lost.extend(unnamed),
+                false => self.lost.extend(unnamed),
+            }
         }
     }
 }

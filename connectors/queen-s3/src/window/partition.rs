@@ -49,6 +49,8 @@ pub struct Unread {
     pub position: i64,
     /// Greatest watermark that was shown: nothing of this life is known to lie at or above it.
     pub watermark: i64,
+    /// Whether it has records that came late.
+    pub late: bool,
     /// Whether passes tell the partition's lives apart.
     pub has_id: bool,
     /// No record of this life below the watermark is newer: it was there when the broker told when
@@ -67,6 +69,7 @@ impl Unread {
         };
         Self {
             newest,
+            late: false,
             partition: partition.name.clone(),
             position: partition.position,
             watermark: partition.watermark,

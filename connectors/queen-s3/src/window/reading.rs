@@ -258,12 +258,19 @@ impl Engine {
     /// Takes in that an answer, which holds the log from `log_start` up to `end`, shows a partition
     /// without an id in another life than the one in which `unread` was found.
     pub fn lives_anew(&mut self, unread: &Unread, log_start: i64, end: i64) {
-        if !self.lives_on(unread) {
-            return;
-        }
-        if let Some(id) = self.find(&unread.partition) {
+        let found = self.find(&unread.partition);
+        if let Some(id) = found.filter(|id| self.partition(*id).generation == unread.generation) {
             let life = self.life_of(id, log_start, end);
             self.update(id, |engine| engine.begin_life(id, &life));
+        }
+    }
+
+    /// Takes in that the log of a partition without an id now ends before what `unread` found: it is
+    /// taken for another life.
+    pub fn ended_early(&mut self, unread: &Unread) {
+        let found = self.find(&unread.partition).map(|id| self.partition(id));
+        if let Some(end) = found.map(|partition| partition.watermark) {
+            self.lives_anew(unread, 0, end);
         }
     }
 
@@ -300,7 +307,13 @@ impl Engine {
                 }
             }
             None => {
-                self.prove(request.id, offset, ts);
+                if self.prove(request.id, offset, ts) && ts < cut {
+                    // It is in an earlier window: reading begins after it.
+                    let now = self.pass.pages;
+                    let partition = self.partition_mut(request.id);
+                    partition.position = partition.position.max(offset + 1);
+                    partition.moved_at = now;
+                }
             }
         }
         ReadResult::Progress

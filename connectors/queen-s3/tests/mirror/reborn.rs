@@ -2,9 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use queen_s3::broker::Name;
 use queen_s3::lake::Layout;
+use tokio::time::sleep;
 
 use crate::bucket::MemoryBucket;
 use crate::bytes::interrupted;
@@ -57,25 +61,55 @@ fn log(first: i64, told: Told) -> Arc<Log> {
     log
 }
 
-/// Redoes the window while the partition begins its second life at the fetch after so many.
-/// Answers whether it was begun before the window was committed.
+/// What becomes of the partition.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    /// It begins a second life of so many records.
+    Reborn(i64),
+    /// So it does, and its queue seems to be gone for a while.
+    Missing,
+    /// Its queue is gone.
+    Gone,
+}
+
+/// Redoes the window while the partition begins its second life, of [`LATER`] records, at the fetch
+/// after so many. Answers whether it was begun before the window was committed.
 fn redo(first: i64, told: Told, layout: Layout, fetches: u64) -> bool {
+    meet(Fate::Reborn(LATER), first, told, layout, fetches)
+}
+
+fn meet(fate: Fate, first: i64, told: Told, layout: Layout, fetches: u64) -> bool {
     in_virtual_time(async {
-        let case = format!("{first} before, {told:?}, {layout:?}, {fetches} fetches");
+        let case = format!("{fate:?}, {first} before, {told:?}, {layout:?}, {fetches} fetches");
         let log = log(first, told);
         let mut options = Options::new();
         options.settings.shape.layout = layout;
         interrupted(&log, options.settings.shape, TEN);
-        log.after_fetches(fetches, |log| {
+        let met = Arc::<AtomicBool>::default();
+        let meets = Arc::clone(&met);
+        log.after_fetches(fetches, move |log| {
             let name = Name::from(PARTITION);
             log.end(QUEUE, &name);
-            for _ in 0..LATER {
+            let records = match fate {
+                Fate::Reborn(records) => records,
+                Fate::Missing => LATER,
+                Fate::Gone => 0,
+            };
+            for _ in 0..records {
                 log.write(QUEUE, &name, log.now(), 1);
             }
+            log.deny(!matches!(fate, Fate::Reborn(_)));
+            meets.store(true, Relaxed);
         });
         let bucket = Arc::<MemoryBucket>::default();
         let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
-        eventually("the window", || committed(&log, QUEUE).0 >= 1).await;
+        let over = || committed(&log, QUEUE).0 >= 1;
+        if matches!(fate, Fate::Missing) {
+            eventually("its fate", || met.load(Relaxed) || over()).await;
+            sleep(Duration::from_secs(60)).await;
+            log.deny(false);
+        }
+        eventually("the window", over).await;
         sink.stop().await;
 
         let window = &bucket.manifests(QUEUE)[0];
@@ -100,6 +134,13 @@ fn redo(first: i64, told: Told, layout: Layout, fetches: u64) -> bool {
                 "{offset} is written and lost: {case}: {window}"
             );
         }
+        if fetches > SEARCHING + first as u64 / AT_ONCE as u64 {
+            let written: Vec<&i64> = lost.range(..first).collect();
+            assert!(
+                written.is_empty(),
+                "{written:?} are in earlier windows: {case}"
+            );
+        }
         held.len() < WITHIN as usize
     })
 }
@@ -122,6 +163,29 @@ fn what_a_former_life_had_in_a_window_under_redo_is_written_or_lost() {
         // Not before the first fetch of a reading: nothing is left that tells then.
         for fetches in SEARCHING + 1..SEARCHING + (BEFORE + WITHIN) as u64 / AT_ONCE as u64 {
             assert!(redo(BEFORE, Told::Record, layout, fetches));
+        }
+    }
+}
+
+#[test]
+fn a_queue_that_goes_while_its_window_is_redone_takes_nothing_unnamed_with_it() {
+    for layout in [Layout::Merged, Layout::PerPartition] {
+        for fate in [Fate::Missing, Fate::Gone] {
+            for told in [Told::Id, Told::Time] {
+                let met = (0..30).take_while(|at| meet(fate, BEFORE, told, layout, *at));
+                assert!(met.count() > WITHIN as usize / AT_ONCE, "{fate:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_later_life_that_is_shorter_is_told_by_its_end() {
+    for layout in [Layout::Merged, Layout::PerPartition] {
+        // All of the window, read from the log's start: no record before tells.
+        for fetches in 0..2 {
+            let reborn = Fate::Reborn(WITHIN / 2);
+            assert!(meet(reborn, 0, Told::Record, layout, fetches));
         }
     }
 }

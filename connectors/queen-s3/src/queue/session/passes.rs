@@ -53,15 +53,17 @@ impl Task {
             let mut after = None;
             loop {
                 engine.page_asked();
-                let answer = match self.changed(&self.page_request(since, after.take())).await {
+                let request = self.page_request(since, after.clone());
+                let answer = match self.changed(&request).await {
                     Ok(answer) => answer,
                     Err(error) => {
                         if let Some(suppressed) = sampled.failure() {
                             let queue = &self.queue;
                             warn!(%queue, %error, suppressed, "discovery failed; trying again");
                         }
+                        // The page again, not the pass: of many pages one may always fail.
                         tokio::time::sleep(backoff.next(error.retry_after())).await;
-                        continue 'pass;
+                        continue;
                     }
                 };
                 match answer.error {
@@ -72,6 +74,7 @@ impl Task {
                     }
                     None => engine.page(answer.safe_time, &answer.partitions),
                 }
+                backoff.reset();
                 if let Some(doubtful) = &mut doubtful {
                     answer
                         .partitions
