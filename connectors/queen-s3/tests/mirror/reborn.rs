@@ -189,3 +189,33 @@ fn a_later_life_that_is_shorter_is_told_by_its_end() {
         }
     }
 }
+
+/// Lets the partition begin another life at every third fetch.
+fn churn(log: &Log) {
+    let name = Name::from("restless");
+    log.end(QUEUE, &name);
+    log.write(QUEUE, &name, log.now(), 1);
+    log.after_fetches(2, churn);
+}
+
+#[test]
+fn a_partition_that_never_stops_beginning_lives_does_not_hold_a_redo_back() {
+    for layout in [Layout::Merged, Layout::PerPartition] {
+        in_virtual_time(async {
+            let log = log(0, Told::Id);
+            log.write(QUEUE, &Name::from("restless"), TEN + SECOND, 1);
+            let mut options = Options::new();
+            options.settings.shape.layout = layout;
+            interrupted(&log, options.settings.shape, TEN);
+            log.after_fetches(2, churn);
+            let bucket = Arc::<MemoryBucket>::default();
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+            eventually("the window", || committed(&log, QUEUE).0 >= 1).await;
+            sink.kill();
+            let window = &bucket.manifests(QUEUE)[0];
+            assert_eq!(window["records"].as_i64(), Some(WITHIN), "{window}");
+            let lost = window["lost"].to_string();
+            assert!(lost.contains("restless"), "{lost}");
+        });
+    }
+}
