@@ -45,6 +45,9 @@ struct Reading<'a> {
     chunks: VecDeque<Chunk>,
     /// Where reading stood when the log's start turned out to lie further on.
     gap: Option<i64>,
+    /// Whether a record at or above the window's start was read: one below it may have come late to
+    /// a later window then, and says nothing of what lies before it.
+    begun: bool,
     /// No record of the window is left to fetch.
     done: bool,
 }
@@ -182,6 +185,7 @@ impl<'a> LogStream<'a> {
             overlaps: !unread.has_id && unread.position > 0,
             chunks: VecDeque::new(),
             gap: None,
+            begun: false,
             done: false,
         });
         self.begun = begun.take(STREAM_ENTRIES).collect();
@@ -286,10 +290,11 @@ impl<'a> LogStream<'a> {
         let below = chunk
             .records()
             .partition_point(|record| record.ts < self.from);
-        if below > 0 && !reading.unread.late {
+        if below > 0 && !reading.unread.late && !reading.begun {
             let end = first.offset + below as i64;
             self.written.push((reading.unread, end));
         }
+        reading.begun |= last.ts >= self.from;
         let partition = &reading.unread.partition;
         // An offset is not enough: another life of the partition has it too, and lies above.
         let is_late = |record: &RecordIndex| {

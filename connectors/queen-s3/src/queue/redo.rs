@@ -78,7 +78,9 @@ fn all_lost(
         lost.extend(subtract(part.to_vec(), &lost));
     }
     let mut lost = subtract(lost, kept);
-    lost.extend(subtract(later.to_vec(), &lost));
+    for range in later {
+        lost.extend(subtract(vec![range.clone()], &lost));
+    }
     lost
 }
 

@@ -30,8 +30,18 @@ pub(super) struct Survey<'a> {
     later_lost: Vec<OffsetRange>,
     /// Whether the partitions of the window were found.
     begun: bool,
+    /// Answers, one after the other, that the queue is gone.
+    absent: Option<Absent>,
+    /// Whether it is, for good.
+    gone: bool,
     /// Whether a try met another log than was discovered before it.
     changed: bool,
+}
+
+struct Absent {
+    since: Instant,
+    last: Instant,
+    answers: u32,
 }
 
 /// What discovery tells of a window.
@@ -60,6 +70,8 @@ impl<'a> Survey<'a> {
             lost: Vec::new(),
             later_lost: Vec::new(),
             begun: false,
+            absent: None,
+            gone: false,
             changed: false,
         }
     }
@@ -74,15 +86,13 @@ impl<'a> Survey<'a> {
         // A pass that asks for what moved lately does not name where records came late, and tells
         // nothing of what is gone.
         let full = self.doubtful.is_some() || !late.is_empty() || self.changed;
-        let (mut since, mut answers) = (None, 0);
-        loop {
+        while !self.gone {
             match self.look(end, full).await {
                 Ok(()) => break,
                 Err(End::Absent(safe_time)) if self.begun => {
-                    let since = *since.get_or_insert_with(Instant::now);
-                    answers += 1;
-                    if since.elapsed() >= QUEUE_GONE_AFTER && answers >= QUEUE_GONE_ANSWERS {
+                    if self.is_gone() {
                         self.engine.queue_gone(safe_time);
+                        self.gone = true;
                         break;
                     }
                     tokio::time::sleep(self.task.settings().discovery_interval).await;
@@ -103,6 +113,28 @@ impl<'a> Survey<'a> {
         })
     }
 
+    /// Takes in an answer that the queue is gone: whether it is, as such answers, and no others, say
+    /// for long enough.
+    fn is_gone(&mut self) -> bool {
+        let now = Instant::now();
+        let interval = self.task.settings().discovery_interval;
+        // Answers far apart have others in between, or none: they do not add up.
+        let near = |absent: &Absent| now - absent.last <= interval * 2 + QUEUE_GONE_AFTER / 4;
+        let absent = self.absent.take().filter(near).unwrap_or(Absent {
+            since: now,
+            last: now,
+            answers: 0,
+        });
+        let absent = Absent {
+            last: now,
+            answers: absent.answers + 1,
+            ..absent
+        };
+        let gone = now - absent.since >= QUEUE_GONE_AFTER && absent.answers >= QUEUE_GONE_ANSWERS;
+        self.absent = Some(absent);
+        gone
+    }
+
     /// Passes until the window is final, and every position is certain.
     async fn look(&mut self, end: Micros, full: bool) -> Result<(), End> {
         let mut backoff = self.task.context.jitter.backoff();
@@ -110,6 +142,7 @@ impl<'a> Survey<'a> {
             self.task
                 .whole_pass(&mut self.engine, full, self.doubtful.as_mut())
                 .await?;
+            self.absent = None;
             if self.engine.safe_time().is_some_and(|safe| safe >= end) {
                 break;
             }
@@ -136,12 +169,12 @@ impl<'a> Survey<'a> {
     /// they were. A later life lies above the window: to read on in it looks as if the window held
     /// no more.
     pub(super) async fn lived_on(&mut self, partitions: &[Unread]) -> Result<bool, End> {
-        if partitions.is_empty() {
+        if partitions.is_empty() || self.gone {
             return Ok(true);
         }
         // Whatever is made again is written to.
         match self.task.whole_pass(&mut self.engine, false, None).await {
-            Ok(()) => {}
+            Ok(()) => self.absent = None,
             Err(End::Absent(_)) => return Ok(false),
             Err(end) => return Err(end),
         }

@@ -51,16 +51,24 @@ impl Engine {
 
     /// Whether some partition's reading position is not certain yet.
     pub fn wants_probes(&self) -> bool {
-        !(self.seeks.is_empty() && self.unproven.is_empty() && self.doubted_losses.is_empty())
+        self.uncertain().next().is_some()
+    }
+
+    /// Partitions whose reading position is not certain, but for those that are not read because
+    /// their lives began after [`Engine::mark_lives`]; repeats included.
+    fn uncertain(&self) -> impl Iterator<Item = PartitionId> {
+        let found = self.seeks.keys().chain(self.unproven.keys());
+        found
+            .chain(self.doubted_losses.keys())
+            .copied()
+            .filter(|id| self.partition(*id).generation <= self.marked)
     }
 
     /// Up to `max` partitions whose reading position is not certain yet, as
     /// [`Engine::next_reads`]. Their answers are used to make it so and for nothing else.
     pub fn next_probes(&mut self, max: usize) -> Vec<ReadRequest> {
-        let uncertain = self.seeks.keys().chain(self.unproven.keys());
-        let mut chosen: Vec<PartitionId> = uncertain
-            .chain(self.doubted_losses.keys())
-            .copied()
+        let mut chosen: Vec<PartitionId> = self
+            .uncertain()
             .filter(|id| {
                 let flags = self.partition(*id).flags;
                 !flags.busy && !flags.suspect
@@ -265,9 +273,12 @@ impl Engine {
         }
     }
 
-    /// Takes in that the log of a partition without an id now ends before what `unread` found: it is
-    /// taken for another life.
+    /// Takes in that the log of a partition without an id now ends before what `unread` found: where no
+    /// record lies before the position, which would tell, it is taken for another life.
     pub fn ended_early(&mut self, unread: &Unread) {
+        if unread.position > 0 {
+            return;
+        }
         let found = self.find(&unread.partition).map(|id| self.partition(id));
         if let Some(end) = found.map(|partition| partition.watermark) {
             self.lives_anew(unread, 0, end);

@@ -217,6 +217,18 @@ impl Log {
 
     /// Writes a segment at `ts`, µs.
     pub fn write(&self, queue: &str, partition: &Name, ts: i64, records: u32) {
+        let last = self.append(queue, partition, ts, records);
+        assert!(last <= ts, "ts rises with the offset");
+    }
+
+    /// Writes a segment at `ts`, µs, which lies below the one before.
+    pub fn break_promise(&self, queue: &str, partition: &Name, ts: i64, records: u32) {
+        let last = self.append(queue, partition, ts, records);
+        assert!(last > ts, "that breaks no promise");
+    }
+
+    /// Writes a segment; answers the `ts` of the one before.
+    fn append(&self, queue: &str, partition: &Name, ts: i64, records: u32) -> i64 {
         let mut state = self.state();
         state.lives += 1;
         let id = state.lives;
@@ -230,17 +242,15 @@ impl Log {
                 segments: Vec::with_capacity(1),
                 last_write_at: i64::MIN,
             });
-        assert!(
-            found.segments.last().is_none_or(|last| last.ts <= ts),
-            "ts rises with the offset"
-        );
+        let last = found.segments.last().map_or(i64::MIN, |last| last.ts);
         let first = found.end();
         found.segments.push(Segment { first, ts, records });
         let before = found.last_write_at;
-        found.last_write_at = Micros(ts).0.div_euclid(1_000_000) * 1_000_000;
+        found.last_write_at = before.max(ts.div_euclid(1_000_000) * 1_000_000);
         let after = found.last_write_at;
         queue.by_write.remove(&(before, Arc::clone(partition)));
         queue.by_write.insert((after, Arc::clone(partition)));
+        last
     }
 
     /// Deletes everything of a partition that is there, as retention does.

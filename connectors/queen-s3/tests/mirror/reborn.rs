@@ -10,7 +10,7 @@ use queen_s3::broker::Name;
 use queen_s3::lake::Layout;
 use tokio::time::sleep;
 
-use crate::bucket::MemoryBucket;
+use crate::bucket::{Do, MemoryBucket};
 use crate::bytes::interrupted;
 use crate::history::records;
 use crate::log::{Limits, Log};
@@ -216,6 +216,34 @@ fn a_partition_that_never_stops_beginning_lives_does_not_hold_a_redo_back() {
             assert_eq!(window["records"].as_i64(), Some(WITHIN), "{window}");
             let lost = window["lost"].to_string();
             assert!(lost.contains("restless"), "{lost}");
+        });
+    }
+}
+
+#[test]
+fn what_comes_late_after_the_window_does_not_hide_its_records_from_the_next_try() {
+    for layout in [Layout::Merged, Layout::PerPartition] {
+        in_virtual_time(async {
+            let log = log(BEFORE, Told::Id);
+            let mut options = Options::new();
+            options.settings.shape.layout = layout;
+            options.settings.multipart_threshold_bytes = 1;
+            interrupted(&log, options.settings.shape, TEN);
+            log.break_promise(QUEUE, &Name::from(PARTITION), TEN - SECOND, 5);
+            let bucket = Arc::<MemoryBucket>::default();
+            let mut tries = 0;
+            bucket.plan(move |asked| match asked.operation {
+                "multipart_complete" if tries == 0 => {
+                    tries += 1;
+                    Do::Refuse(404, "NoSuchUpload", None)
+                }
+                _ => Do::Go,
+            });
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+            eventually("the window", || committed(&log, QUEUE).0 >= 1).await;
+            sink.kill();
+            let window = &bucket.manifests(QUEUE)[0];
+            assert_eq!(window["records"].as_i64(), Some(WITHIN), "{window}");
         });
     }
 }

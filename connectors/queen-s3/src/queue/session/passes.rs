@@ -44,6 +44,7 @@ impl Task {
     ) -> Result<(), End> {
         let _asking = self.context.status.asking();
         let mut backoff = self.context.jitter.backoff();
+        let mut refused = self.context.jitter.backoff();
         let mut sampled = Sampled::default();
         'pass: loop {
             let since = engine.begin_pass(full).since;
@@ -69,7 +70,7 @@ impl Task {
                 match answer.error {
                     Some(EntryError::UnknownQueue) => return Err(End::Absent(answer.safe_time)),
                     Some(_) => {
-                        tokio::time::sleep(backoff.next(None)).await;
+                        tokio::time::sleep(refused.next(None)).await;
                         continue 'pass;
                     }
                     None => engine.page(answer.safe_time, &answer.partitions),
