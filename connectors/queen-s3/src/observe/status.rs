@@ -145,7 +145,7 @@ pub struct QueueStatus {
     /// Whether the queue was there when last looked for, true before the first look; an absent
     /// queue counts for no health.
     pub present: AtomicBool,
-    /// Whether another instance holds the queue's lease; such a queue is not this process's.
+    /// Whether this process holds the queue's lease.
     pub owned: AtomicBool,
     /// Whether the task stopped with an error that needs an operator, and has not got beyond it.
     pub stopped: AtomicBool,

@@ -61,6 +61,18 @@ fn options() -> Options {
     options
 }
 
+/// A sink that commits its first window and has closed the one after it.
+async fn two_windows_are_closed() -> (Arc<Log>, Arc<MemoryBucket>, Sink) {
+    let (log, bucket) = (log(), bucket());
+    let sink = Sink::start(&log, &bucket, &[QUEUE], &options());
+    let status = sink.status.queue(QUEUE);
+    eventually("two windows are closed", || {
+        status.writing.load(Relaxed) >= 2 * WINDOW
+    })
+    .await;
+    (log, bucket, sink)
+}
+
 /// When the PUT of the object whose key holds `part` was made.
 fn put(bucket: &MemoryBucket, part: &str) -> Option<Instant> {
     bucket.asked("put", part).first().map(|asked| asked.at)
@@ -69,13 +81,7 @@ fn put(bucket: &MemoryBucket, part: &str) -> Option<Instant> {
 #[test]
 fn a_full_window_is_encoded_while_the_one_before_it_is_committed_and_goes_up_in_its_turn() {
     in_virtual_time(async {
-        let (log, bucket) = (log(), bucket());
-        let sink = Sink::start(&log, &bucket, &[QUEUE], &options());
-        let status = sink.status.queue(QUEUE);
-        eventually("two windows are closed", || {
-            status.writing.load(Relaxed) >= 2 * WINDOW
-        })
-        .await;
+        let (log, bucket, sink) = two_windows_are_closed().await;
         assert_eq!(committed(&log, QUEUE).0, 0, "the first is not committed");
         eventually("every window", || committed(&log, QUEUE).0 > WINDOWS).await;
         sink.stop().await;
@@ -205,13 +211,7 @@ fn without_room_for_it_no_window_is_closed_before_its_turn() {
 #[test]
 fn a_stop_commits_the_window_that_is_encoded_ahead_and_all_that_was_read() {
     in_virtual_time(async {
-        let (log, bucket) = (log(), bucket());
-        let sink = Sink::start(&log, &bucket, &[QUEUE], &options());
-        let status = sink.status.queue(QUEUE);
-        eventually("two windows are closed", || {
-            status.writing.load(Relaxed) >= 2 * WINDOW
-        })
-        .await;
+        let (log, bucket, sink) = two_windows_are_closed().await;
         sink.stop().await;
         let windows = bucket.manifests(QUEUE);
         assert!(windows.len() >= 2, "{} windows", windows.len());
@@ -228,13 +228,8 @@ fn a_stop_commits_the_window_that_is_encoded_ahead_and_all_that_was_read() {
 fn a_window_that_is_encoded_ahead_goes_with_a_lost_lease() {
     const HELD: Duration = Duration::from_secs(600);
     in_virtual_time(async {
-        let (log, bucket) = (log(), bucket());
-        let sink = Sink::start(&log, &bucket, &[QUEUE], &options());
+        let (log, bucket, sink) = two_windows_are_closed().await;
         let status = sink.status.queue(QUEUE);
-        eventually("two windows are closed", || {
-            status.writing.load(Relaxed) >= 2 * WINDOW
-        })
-        .await;
         log.give_away(QUEUE, HELD);
         let given = Instant::now();
         eventually("the queue is given up", || !status.owned.load(Relaxed)).await;
