@@ -90,7 +90,7 @@ CREATE FUNCTION queen.fetch(
     p_call bigint, p_raw bigint, p_records bigint, p_blocks boolean
 ) RETURNS TABLE (
     entry integer, known boolean, watermark bigint, log_start bigint, base_offset bigint,
-    ts timestamptz, records integer, raw_bytes integer, payload_bytes bigint, block bytea
+    ts timestamptz, records integer, raw_bytes integer, payload_bytes bigint, block bytea, life uuid
 )
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
@@ -106,7 +106,7 @@ BEGIN
     -- One row per entry: its bounds, and the segment in which its offset lies. Many partitions, each
     -- of which has little, cost this statement and no other.
     FOR e IN
-        SELECT g.ord, g.at, g.most, q.id IS NOT NULL AS known, p.id AS partition_id,
+        SELECT g.ord, g.at, g.most, q.id IS NOT NULL AS known, p.id AS partition_id, p.life,
                coalesce(p.next_offset, 0) AS watermark, coalesce(p.log_start, 0) AS log_start,
                f.base_offset, f.ts, f.records, f.raw_bytes, f.payload_bytes, f.block,
                octet_length(f.block) AS stored
@@ -116,7 +116,7 @@ BEGIN
             SELECT q.id FROM queen.queues q WHERE q.tenant = p_tenant AND q.name = g.queue LIMIT 1
         ) q ON true
         LEFT JOIN LATERAL (
-            SELECT p.id, p.next_offset, p.log_start
+            SELECT p.id, p.life, p.next_offset, p.log_start
             FROM queen.partitions p WHERE p.queue_id = q.id AND p.name = g.part LIMIT 1
         ) p ON true
         LEFT JOIN LATERAL (
@@ -138,6 +138,7 @@ BEGIN
         raw_bytes := NULL;
         payload_bytes := NULL;
         block := NULL;
+        life := e.life;
         RETURN NEXT;
         CONTINUE WHEN e.partition_id IS NULL OR e.at < e.log_start OR e.at >= e.watermark;
         CONTINUE WHEN v_any AND (v_call <= 0 OR v_raw <= 0);

@@ -20,7 +20,7 @@ use crate::limits::{
 use crate::log::changed::UNKNOWN;
 use crate::log::render::{EntryAnswer, Rendered, StoredSegment, render};
 use crate::log::seal::{SealKey, Vault};
-use crate::log::transfer::{SEGMENTS, pack};
+use crate::log::transfer::{SEGMENTS, Version, pack};
 use crate::name::{DEFAULT_PARTITION, PartitionName, check_name};
 
 /// Marker of an offset outside of the log; the bounds come with it.
@@ -68,34 +68,44 @@ pub enum Form {
     #[default]
     Json,
     /// Compressed blocks, for clients that ask for [`SEGMENTS`].
-    Segments,
+    Segments(Version),
 }
 
 impl Form {
     /// The best form that `Accept` headers ask for: segments where one names them.
     pub fn accepted<'a>(accept: impl Iterator<Item = &'a str>) -> Self {
-        let named = accept.flat_map(|header| header.split(',')).any(|range| {
+        let ranges = accept.flat_map(|header| header.split(','));
+        let versions = ranges.filter_map(|range| {
             let mut parts = range.split(';').map(str::trim);
             let name = parts.next().unwrap_or_default();
+            let (mut version, mut weight) = (None, None);
+            for part in parts {
+                version = version.or_else(|| part.strip_prefix("version=")?.parse::<u8>().ok());
+                weight = weight.or_else(|| part.strip_prefix("q=")?.parse::<f32>().ok());
+            }
             // A weight of 0 means "not this".
-            let weight = parts.find_map(|part| part.strip_prefix("q=")?.parse::<f32>().ok());
-            name.eq_ignore_ascii_case(SEGMENTS) && weight != Some(0.0)
+            let named = name.eq_ignore_ascii_case(SEGMENTS) && weight != Some(0.0);
+            // A client that reads a later version reads those before it.
+            named.then(|| match version {
+                Some(2..) => Version::WithLives,
+                _ => Version::Plain,
+            })
         });
-        if named { Self::Segments } else { Self::Json }
+        versions.max().map_or(Self::Json, Self::Segments)
     }
 
     /// The answer's media type.
     pub fn media_type(self) -> &'static str {
         match self {
             Self::Json => "application/json",
-            Self::Segments => SEGMENTS,
+            Self::Segments(_) => SEGMENTS,
         }
     }
 
     fn write(self, look: &Look, tenant: Uuid, key: Option<&SealKey>) -> Rendered {
         match self {
             Self::Json => render(&look.entries, tenant, key),
-            Self::Segments => pack(&look.entries, tenant, key),
+            Self::Segments(version) => pack(&look.entries, version, tenant, key),
         }
     }
 }
@@ -239,7 +249,7 @@ async fn look(broker: &Broker, tenant: Uuid, request: &FetchRequest) -> Result<L
 async fn read(client: &Object, tenant: Uuid, request: &FetchRequest) -> Result<Look, ApiError> {
     const READ: &str = "
         SELECT entry, known, watermark, log_start, base_offset, ts, records, raw_bytes,
-               payload_bytes, block
+               payload_bytes, block, life
         FROM queen.fetch($1, $2, $3, $4, $5, $6, $7, $8, true)";
     let statement = client.prepare_cached(READ).await?;
     let rows = client
@@ -266,7 +276,7 @@ async fn read(client: &Object, tenant: Uuid, request: &FetchRequest) -> Result<L
     };
     for row in rows {
         let Some(base_offset) = row.get::<_, Option<i64>>(4) else {
-            look.bounds(request, row.get(1), row.get(2), row.get(3));
+            look.bounds(request, row.get(1), (row.get(2), row.get(3)), row.get(10));
             continue;
         };
         look.stored_bytes += row.get::<_, &[u8]>(BLOCK_COLUMN).len();
@@ -295,7 +305,13 @@ async fn read(client: &Object, tenant: Uuid, request: &FetchRequest) -> Result<L
 
 impl Look {
     /// Begins the next entry.
-    fn bounds(&mut self, request: &FetchRequest, known: bool, watermark: i64, log_start: i64) {
+    fn bounds(
+        &mut self,
+        request: &FetchRequest,
+        known: bool,
+        (watermark, log_start): (i64, i64),
+        life: Option<Uuid>,
+    ) {
         let index = self.entries.len();
         let offset = request.offsets[index];
         let error = if !known {
@@ -312,6 +328,7 @@ impl Look {
             offset,
             watermark,
             log_start,
+            life,
             error,
             segments: Vec::new(),
         });
@@ -339,11 +356,27 @@ mod tests {
             (Some("application/json"), Form::Json),
             (
                 Some("Application/vnd.queen.segments;q=1, application/json;q=0.5"),
-                Form::Segments,
+                Form::Segments(Version::Plain),
             ),
             (
                 Some("application/json, application/vnd.queen.segments"),
-                Form::Segments,
+                Form::Segments(Version::Plain),
+            ),
+            (
+                Some("application/vnd.queen.segments;version=1"),
+                Form::Segments(Version::Plain),
+            ),
+            (
+                Some("application/vnd.queen.segments;version=2, application/json;q=0.9"),
+                Form::Segments(Version::WithLives),
+            ),
+            (
+                Some("application/vnd.queen.segments; q=0.5; version=3"),
+                Form::Segments(Version::WithLives),
+            ),
+            (
+                Some("application/vnd.queen.segments;version=2;q=0"),
+                Form::Json,
             ),
             (Some("application/vnd.queen.segments-2"), Form::Json),
             (

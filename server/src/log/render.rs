@@ -38,6 +38,8 @@ pub struct EntryAnswer<B> {
     pub watermark: i64,
     /// Oldest offset kept.
     pub log_start: i64,
+    /// Life of the partition that was read, if it was ever made.
+    pub life: Option<Uuid>,
     /// Marker instead of records.
     pub error: Option<&'static str>,
     /// Segments to render, in order.
@@ -165,6 +167,13 @@ impl Renderer<'_> {
         self.out.extend_from_slice(b",\"logStartOffset\":");
         self.out
             .extend_from_slice(digits.format(entry.log_start).as_bytes());
+        if let Some(life) = entry.life {
+            self.out.extend_from_slice(b",\"id\":\"");
+            let mut text = Uuid::encode_buffer();
+            let text = life.hyphenated().encode_lower(&mut text);
+            self.out.extend_from_slice(text.as_bytes());
+            self.out.push(b'"');
+        }
         if let Some(error) = error {
             self.out.extend_from_slice(b",\"error\":\"");
             self.out.extend_from_slice(error.as_bytes());
@@ -271,6 +280,7 @@ pub(super) mod tests {
             offset,
             watermark: 44,
             log_start: 12,
+            life: None,
             error: None,
             segments,
         }
@@ -307,6 +317,21 @@ pub(super) mod tests {
         assert!(answer.entries[1].is_unknown_partition());
         assert!(rendered.failed);
         assert_eq!((rendered.records, rendered.payload_bytes), (2, 11));
+    }
+
+    #[test]
+    fn an_entry_tells_the_life_that_it_is_of_as_a_listing_does() {
+        let mut lives = entry(42, vec![]);
+        lives.life = Some(Uuid::from_u128(0xa1));
+        let rendered = render(&[lives, entry(42, vec![])], Uuid::nil(), None);
+        let answer: serde_json::Value = serde_json::from_slice(&rendered.body).expect("JSON");
+        let entries = &answer["entries"];
+        assert_eq!(entries[0]["id"], "00000000-0000-0000-0000-0000000000a1");
+        assert!(entries[1].get("id").is_none());
+        // Clients that do not know the field read on.
+        let known: queen_protocol::FetchResponse =
+            serde_json::from_slice(&rendered.body).expect("a fetch answer");
+        assert_eq!(known.entries[0].high_watermark, 44);
     }
 
     #[test]

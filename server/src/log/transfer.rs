@@ -4,12 +4,15 @@
 //! Integers are little-endian, instants are microseconds since the Unix epoch.
 //!
 //! ```text
-//! "QSEG" | u8 1 | u32 entries
+//! "QSEG" | u8 version | u32 entries
 //! per entry:   u16 queue length, queue | u16 partition length, partition
-//!              i64 high watermark | i64 log start | segments | u8 0 | u8 error length, error
+//!              i64 high watermark | i64 log start | life | segments | u8 0 | u8 error length, error
+//! life:        16 bytes, the UUID of the partition's life, all 0 where it was never made
 //! per segment: u8 1 | i64 base offset | i64 ts | u32 records | u32 raw bytes
 //!              u32 block length, block
 //! ```
+//!
+//! Version 1 has no life; version 2 is for clients that ask for `…segments;version=2`.
 //!
 //! A block is one zstd frame that names the length of its content and carries its checksum; the
 //! content is laid out as [`codec`](super::codec) says. Segments are whole: the first one of an
@@ -25,7 +28,6 @@ use super::seal::{SealKey, opened};
 pub const SEGMENTS: &str = "application/vnd.queen.segments";
 
 const MAGIC: &[u8] = b"QSEG";
-const VERSION: u8 = 1;
 const SEGMENT: u8 = 1;
 const NO_MORE_SEGMENTS: u8 = 0;
 /// What an entry takes beside its names, its error and its segments, and more.
@@ -33,9 +35,19 @@ const ENTRY_BYTES: usize = 64;
 /// What a segment takes beside its block.
 const SEGMENT_BYTES: usize = 29;
 
-/// Packs `entries` of `tenant`. `key` opens what is sealed; what does not open ends its entry.
+/// Version of the layout, later ones above those before them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    /// Entries do not say of which life of a partition they are.
+    Plain = 1,
+    /// They do.
+    WithLives = 2,
+}
+
+/// Packs `entries` of `tenant` as `version` has them. `key` opens what is sealed; what does not open ends its entry.
 pub fn pack<B: AsRef<[u8]>>(
     entries: &[EntryAnswer<B>],
+    version: Version,
     tenant: Uuid,
     key: Option<&SealKey>,
 ) -> Rendered {
@@ -56,11 +68,12 @@ pub fn pack<B: AsRef<[u8]>>(
         },
         opened: Vec::new(),
         raw: Vec::new(),
+        version,
         tenant,
         key,
     };
     packer.bytes(MAGIC);
-    packer.bytes(&[VERSION]);
+    packer.bytes(&[version as u8]);
     packer.length(entries.len());
     for entry in entries {
         packer.entry(entry);
@@ -72,6 +85,7 @@ struct Packer<'a> {
     answer: Rendered,
     opened: Vec<u8>,
     raw: Vec<u8>,
+    version: Version,
     tenant: Uuid,
     key: Option<&'a SealKey>,
 }
@@ -94,6 +108,9 @@ impl Packer<'_> {
         }
         self.bytes(&entry.watermark.to_le_bytes());
         self.bytes(&entry.log_start.to_le_bytes());
+        if self.version == Version::WithLives {
+            self.bytes(entry.life.unwrap_or_default().as_bytes());
+        }
         let mut error = entry.error;
         for segment in &entry.segments {
             if let Err(marker) = self.segment(entry, segment) {
@@ -169,7 +186,8 @@ mod tests {
         refused.error = Some("OFFSET_OUT_OF_RANGE");
         let stored = segment(41, &["1", "{\"a\":2}"]);
         let block = stored.block.clone();
-        let answer = pack(&[entry(42, vec![stored]), refused], Uuid::nil(), None);
+        let entries = [entry(42, vec![stored]), refused];
+        let answer = pack(&entries, Version::Plain, Uuid::nil(), None);
 
         let mut expected = b"QSEG\x01\x02\0\0\0".to_vec();
         let names_and_bounds = [
@@ -194,6 +212,16 @@ mod tests {
         assert!(answer.failed);
         // One record at or above the offset.
         assert_eq!((answer.records, answer.payload_bytes), (1, 7));
+
+        let mut entries = entries;
+        entries[0].life = Some(Uuid::from_u128(0xa1));
+        let answer = pack(&entries, Version::WithLives, Uuid::nil(), None);
+        let lives = [Uuid::from_u128(0xa1), Uuid::nil()];
+        let (first, second) = (9 + names_and_bounds.len(), expected.len() - 21);
+        expected[4] = 2;
+        expected.splice(second..second, lives[1].into_bytes());
+        expected.splice(first..first, lives[0].into_bytes());
+        assert_eq!(answer.body, expected);
     }
 
     #[test]
@@ -203,7 +231,7 @@ mod tests {
         let readable = segment(41, &["1"]);
         let length = readable.block.len();
         let entries = [entry(41, vec![readable, sealed, segment(43, &["3"])])];
-        let answer = pack(&entries, Uuid::nil(), None);
+        let answer = pack(&entries, Version::Plain, Uuid::nil(), None);
         assert!(answer.body.ends_with(b"\0\x0aUNREADABLE"));
         assert_eq!(answer.body.len(), 9 + 9 + 16 + 29 + length + 12);
         assert_eq!((answer.records, answer.failed), (1, true));

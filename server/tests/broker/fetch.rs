@@ -85,6 +85,43 @@ async fn who_asks_for_segments_gets_the_blocks_as_they_are_stored() {
 }
 
 #[tokio::test]
+async fn an_answer_tells_the_life_of_its_partition_as_listings_do() {
+    let fixture = Fixture::start().await;
+    let body = r#"{"entries":[{"queue":"q","partition":"p","offset":0},{"queue":"q","partition":"p","offset":9},
+        {"queue":"q","partition":"never written","offset":0},{"queue":"nowhere","offset":0}]}"#;
+    let mut lives = Vec::new();
+    for _ in 0..2 {
+        fixture.push("q", "p", &["1", "2"]).await;
+        let listed = fixture.changed(r#"{"entries":[{"queue":"q"}]}"#).await;
+        let listed = listed.entries[0].partitions[0].id.clone().unwrap();
+        let (_, json) = fixture.fetch_as("application/json", body).await;
+        let answer: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        let told = |entry: usize| answer["entries"][entry]["id"].as_str();
+        assert_eq!((told(0), told(1)), (Some(&*listed), Some(&*listed)));
+        assert_eq!((told(2), told(3)), (None, None));
+
+        let life: uuid::Uuid = listed.parse().unwrap();
+        let (media_type, segments) = fixture
+            .fetch_as("application/vnd.queen.segments;version=2", body)
+            .await;
+        assert_eq!(media_type, "application/vnd.queen.segments");
+        assert!(segments.starts_with(b"QSEG\x02\x04\0\0\0"));
+        let count = |wanted: &[u8]| segments.windows(16).filter(|at| *at == wanted).count();
+        assert_eq!(count(life.as_bytes()), 2);
+        lives.push(life);
+        // Who asks for no version gets the one that has no lives.
+        let (_, plain) = fixture.fetch_segments(body).await;
+        assert!(plain.starts_with(b"QSEG\x01"));
+        assert_eq!(plain.len() + 4 * 16, segments.len());
+        let deleted = fixture
+            .request("DELETE", "/api/v1/resources/queues/q", "")
+            .await;
+        assert!(deleted.status < 300, "{}", deleted.text);
+    }
+    assert_ne!(lives[0], lives[1]);
+}
+
+#[tokio::test]
 async fn what_is_left_of_a_segment_counts_for_who_waits_for_bytes() {
     let fixture = Fixture::start().await;
     let payload = format!("\"{}\"", "x".repeat(1_000));

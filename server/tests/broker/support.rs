@@ -177,8 +177,14 @@ impl Fixture {
 
     /// The answer of a fetch by a client that takes segments: its media type and its body.
     pub async fn fetch_segments(&self, body: &str) -> (String, Vec<u8>) {
+        self.fetch_as("application/vnd.queen.segments, application/json", body)
+            .await
+    }
+
+    /// Media type and body of the answer to a fetch by a client that accepts this.
+    pub async fn fetch_as(&self, accept: &str, body: &str) -> (String, Vec<u8>) {
         let request = self.http.post(self.url() + "/api/v1/fetch");
-        let request = request.header("accept", "application/vnd.queen.segments, application/json");
+        let request = request.header("accept", accept);
         let answer = request.body(body.to_owned()).send().await.unwrap();
         assert_eq!(answer.status(), 200);
         let media_type = answer.headers()["content-type"]

@@ -116,8 +116,9 @@ struct Route {
     accept: Option<&'static str>,
 }
 
-/// Segments from a broker that offers them, JSON from every other.
-const SEGMENTS_OR_JSON: &str = "application/vnd.queen.segments, application/json;q=0.9";
+/// Segments from a broker that offers them, with lives from one that knows the parameter; JSON from
+/// every other.
+const SEGMENTS_OR_JSON: &str = "application/vnd.queen.segments;version=2, application/json;q=0.9";
 
 const FETCH: Route = Route {
     operation: "POST /api/v1/fetch",

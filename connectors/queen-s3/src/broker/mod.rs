@@ -77,6 +77,8 @@ pub struct FetchedEntry {
     pub high_watermark: i64,
     /// The first offset still held.
     pub log_start: i64,
+    /// Identity of the partition's life that was read; brokers may leave it out.
+    pub life: Option<uuid::Uuid>,
     /// The entry's error, if any.
     pub error: Option<EntryError>,
 }

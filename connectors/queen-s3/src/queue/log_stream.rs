@@ -70,9 +70,26 @@ impl Reading<'_> {
         let shown = |record: &&RecordIndex| record.offset < self.unread.watermark;
         let before = |record: &RecordIndex| record.offset < self.position && record.ts >= to;
         let newest = records.iter().filter(shown).map(|record| record.ts).max();
-        !self.unread.has_id
+        self.unread.life.is_none()
             && (newest.is_some_and(|newest| newest > self.unread.newest)
                 || records.first().is_some_and(before))
+    }
+
+    /// Whether an answer says that it is of another life than was discovered.
+    fn is_of_another_life(&self, entry: &FetchedEntry) -> bool {
+        let lives = self.unread.life.zip(entry.life);
+        lives.is_some_and(|(discovered, told)| discovered != told)
+    }
+
+    /// What an answer of another life says.
+    fn reborn(&self, entry: &FetchedEntry) -> Changed {
+        Changed {
+            reborn: Some(Reborn {
+                former: self.unread.clone(),
+                log_start: entry.log_start,
+                end: entry.high_watermark,
+            }),
+        }
     }
 
     /// First offset that the next request asks for.
@@ -113,8 +130,8 @@ fn runs(chunk: &Chunk, wanted: impl Fn(&RecordIndex) -> bool) -> Vec<Chunk> {
 /// The log changed under the stream: partitions have to be discovered anew.
 #[derive(Debug)]
 pub(super) struct Changed {
-    /// The life that a partition was shown to live instead of the one in which it was discovered,
-    /// where no pass tells that.
+    /// The life that an answer showed a partition to live instead of the one in which it was
+    /// discovered.
     pub(super) reborn: Option<Reborn>,
 }
 
@@ -182,7 +199,7 @@ impl<'a> LogStream<'a> {
         let begun = self.rest.by_ref().map(|unread| Reading {
             unread,
             position: unread.position,
-            overlaps: !unread.has_id && unread.position > 0,
+            overlaps: unread.life.is_none() && unread.position > 0,
             chunks: VecDeque::new(),
             gap: None,
             begun: false,
@@ -216,6 +233,9 @@ impl<'a> LogStream<'a> {
         alone: bool,
     ) -> Result<(), Changed> {
         let reading = &mut self.begun[at];
+        if reading.is_of_another_life(entry) {
+            return Err(reading.reborn(entry));
+        }
         match &entry.error {
             None => {}
             Some(EntryError::OffsetOutOfRange) if entry.log_start > reading.asked() => {
@@ -242,13 +262,7 @@ impl<'a> LogStream<'a> {
             range: entry.records.clone(),
         };
         if reading.is_reborn(chunk.records(), self.to) {
-            return Err(Changed {
-                reborn: Some(Reborn {
-                    former: reading.unread.clone(),
-                    log_start: entry.log_start,
-                    end: entry.high_watermark,
-                }),
-            });
+            return Err(reading.reborn(entry));
         }
         if reading.overlaps
             && let Some(before) = chunk.records().first().copied()
@@ -284,7 +298,7 @@ impl<'a> LogStream<'a> {
         }
         reading.gap = None;
         reading.position = last.offset + 1;
-        reading.overlaps = !reading.unread.has_id;
+        reading.overlaps = reading.unread.life.is_none();
         reading.done = reading.position >= reading.unread.watermark || last.ts >= self.to;
         let late = if reading.unread.late { self.late } else { &[] };
         let below = chunk

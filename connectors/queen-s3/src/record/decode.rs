@@ -3,6 +3,7 @@
 //! The body is checked to be UTF-8 once, and then scanned once: every value that the sink keeps
 //! stays where it is, and a record costs one [`RecordIndex`] and no allocation.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use memchr::memchr;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use thiserror::Error;
+use uuid::Uuid;
 
 use super::Ids;
 use super::gather::{Gather, Place, excerpt};
@@ -183,7 +185,14 @@ impl<'a> Scan<'a> {
                 (high_watermark.unwrap_or(0).max(log_start), log_start)
             }
         };
-        let ended = self.gather.end_entry(high_watermark, log_start, error);
+        // An id of another shape tells nothing that this version could compare.
+        let life = fields
+            .id
+            .and_then(|id| serde_json::from_str::<Cow<'_, str>>(id.get()).ok())
+            .and_then(|id| Uuid::try_parse(&id).ok());
+        let ended = self
+            .gather
+            .end_entry(high_watermark, log_start, life, error);
         self.agree(ended)
     }
 }
@@ -245,6 +254,7 @@ enum EntryField {
     Records,
     HighWatermark,
     LogStartOffset,
+    Id,
     Error,
     #[serde(other)]
     Unknown,
@@ -267,6 +277,7 @@ struct EntryFields<'a> {
     partition: Option<&'a RawValue>,
     high_watermark: Option<i64>,
     log_start: Option<i64>,
+    id: Option<&'a RawValue>,
     error: Option<&'a RawValue>,
 }
 
@@ -366,6 +377,7 @@ seed! {
                 EntryField::LogStartOffset => {
                     once(&mut fields.log_start, map.next_value()?, "logStartOffset")?;
                 }
+                EntryField::Id => once(&mut fields.id, map.next_value()?, "id")?,
                 EntryField::Error => once(&mut fields.error, map.next_value()?, "error")?,
                 EntryField::Unknown => {
                     map.next_value::<IgnoredAny>()?;

@@ -68,6 +68,7 @@ fn every_slice_is_the_brokers_own_text() {
             records: 0..2,
             high_watermark: 100,
             log_start: 0,
+            life: None,
             error: None
         }]
     );
@@ -225,6 +226,7 @@ fn an_error_needs_bounds_only_where_it_is_about_them() {
             records: 0..0,
             high_watermark: 0,
             log_start: 0,
+            life: None,
             error: Some(EntryError::UnknownQueue)
         }]
     );
@@ -383,5 +385,29 @@ proptest! {
                 prop_assert_eq!(&payload, &wire.payload);
             }
         }
+    }
+}
+
+#[test]
+fn the_life_of_a_partition_is_read_where_the_broker_tells_it() {
+    let asked = request(&[("p", 0)]);
+    let read = |id: &str| {
+        let body = format!(
+            r#"{{"entries":[{{"queue":"orders","partition":"p","records":[],"highWatermark":0,
+                "logStartOffset":0{id}}}]}}"#
+        );
+        let answer = decode(&asked, body).expect("it reads");
+        answer.entries[0].life
+    };
+    let life = "9f0c1f4e-54a5-4a3f-8a65-6d7f0b2c1d3e";
+    let named = format!(r#","id":"{life}""#);
+    assert_eq!(read(&named), Some(life.parse().expect("a UUID")));
+    for other in [
+        "",
+        r#","id":null"#,
+        r#","id":7"#,
+        r#","id":"of another shape""#,
+    ] {
+        assert_eq!(read(other), None, "{other}");
     }
 }

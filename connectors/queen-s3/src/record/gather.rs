@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use uuid::Uuid;
 
 use super::{Batch, Ids, RecordIndex};
 use crate::broker::{EntryError, FetchAnswer, FetchRequest, FetchedEntry};
@@ -122,11 +123,12 @@ impl<'a> Gather<'a> {
         Ok(())
     }
 
-    /// Ends the entry being read, which has these bounds.
+    /// Ends the entry being read, which has these bounds and is of this life of the partition.
     pub(super) fn end_entry(
         &mut self,
         mut high_watermark: i64,
         log_start: i64,
+        life: Option<Uuid>,
         error: Option<EntryError>,
     ) -> Result<(), String> {
         if log_start < 0 || high_watermark < log_start {
@@ -144,6 +146,7 @@ impl<'a> Gather<'a> {
             records,
             high_watermark,
             log_start,
+            life,
             error,
         });
         Ok(())

@@ -5,14 +5,18 @@
 //! microseconds since the Unix epoch.
 //!
 //! ```text
-//! "QSEG" | u8 1 | u32 entries
+//! "QSEG" | u8 version | u32 entries
 //! per entry:   u16 queue length, queue | u16 partition length, partition
-//!              i64 high watermark | i64 log start | segments | u8 0 | u8 error length, error
+//!              i64 high watermark | i64 log start | life | segments | u8 0 | u8 error length, error
+//! life:        16 bytes, the UUID of the partition's life, all 0 where there is none
 //! per segment: u8 1 | i64 base offset | i64 ts | u32 records | u32 raw bytes
 //!              u32 block length, block
 //! a block is one zstd frame of:  u8 1 | records
 //! per record:  u32 id length | u32 payload length | id, a JSON string | payload, JSON text
 //! ```
+//!
+//! Version 1 has no life. It is what a broker answers that does not know the parameter `version`, by
+//! which the sink asks for the other.
 //!
 //! An empty payload stands for `null`; that a payload is JSON was checked when it was pushed, and the
 //! frame's checksum that it still is what was pushed. Segments are whole, so the first one may begin below the
@@ -24,6 +28,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde_json::value::RawValue;
+use uuid::Uuid;
 use zstd::zstd_safe::{DCtx, get_frame_content_size};
 
 use super::gather::{Gather, excerpt};
@@ -37,7 +42,9 @@ use crate::time::Micros;
 pub const SEGMENTS: &str = "application/vnd.queen.segments";
 
 const MAGIC: &[u8] = b"QSEG";
-const VERSION: u8 = 1;
+/// Versions that are read.
+const WITHOUT_LIVES: u8 = 1;
+const WITH_LIVES: u8 = 2;
 const SEGMENT: u8 = 1;
 const NO_MORE_SEGMENTS: u8 = 0;
 /// Layout of a block's content.
@@ -104,7 +111,7 @@ fn read(
             log_start = log_start.max(0);
             high_watermark = high_watermark.max(log_start);
         }
-        gather.end_entry(high_watermark, log_start, error)?;
+        gather.end_entry(high_watermark, log_start, entry.life, error)?;
     }
     let answer = gather.finish(budget.share(content.bytes), budget);
     // The batch counts the content from here on.
@@ -118,6 +125,7 @@ struct Entry<'a> {
     partition: &'a [u8],
     high_watermark: i64,
     log_start: i64,
+    life: Option<Uuid>,
     segments: Vec<Segment<'a>>,
     error: Option<String>,
 }
@@ -137,17 +145,20 @@ fn outline(body: &[u8]) -> Result<Vec<Entry<'_>>, String> {
     if reader.take(MAGIC.len())? != MAGIC {
         return Err("it does not begin as segments do".into());
     }
-    let version = reader.u8()?;
-    if version != VERSION {
-        return Err(format!(
-            "its segments have the layout {version}, which this version does not know"
-        ));
-    }
+    let lives = match reader.u8()? {
+        WITHOUT_LIVES => false,
+        WITH_LIVES => true,
+        version => {
+            return Err(format!(
+                "its segments have the layout {version}, which this version does not know"
+            ));
+        }
+    };
     let count = reader.u32()?;
     // What is counted has to be there: nothing is reserved on a count's word.
     let mut entries = Vec::new();
     for _ in 0..count {
-        entries.push(reader.entry()?);
+        entries.push(reader.entry(lives)?);
     }
     if reader.0.is_empty() {
         Ok(entries)
@@ -189,12 +200,21 @@ impl<'a> Reader<'a> {
         self.take(length.into())
     }
 
-    fn entry(&mut self) -> Result<Entry<'a>, String> {
+    fn life(&mut self) -> Result<Option<Uuid>, String> {
+        let life = Uuid::from_bytes(self.array()?);
+        Ok(Some(life).filter(|life| !life.is_nil()))
+    }
+
+    fn entry(&mut self, lives: bool) -> Result<Entry<'a>, String> {
         let mut entry = Entry {
             queue: self.name()?,
             partition: self.name()?,
             high_watermark: self.i64()?,
             log_start: self.i64()?,
+            life: match lives {
+                true => self.life()?,
+                false => None,
+            },
             segments: Vec::new(),
             error: None,
         };

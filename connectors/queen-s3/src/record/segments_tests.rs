@@ -360,7 +360,7 @@ fn what_contradicts_the_request_or_itself_is_refused() {
             "a segment of 1 records",
         ),
         ([&whole[..], b"x"].concat(), "1 bytes follow"),
-        (b"QSEG\x02\0\0\0\0".to_vec(), "the layout 2"),
+        (b"QSEG\x03\0\0\0\0".to_vec(), "the layout 3"),
         (
             b"{\"entries\":[]}".to_vec(),
             "does not begin as segments do",
@@ -423,4 +423,26 @@ fn allocations_do_not_grow_with_the_records() {
     };
     let (few, many) = (allocations(100), allocations(50_000));
     assert_eq!(few, many);
+}
+
+#[test]
+fn the_life_of_a_partition_is_read_where_the_version_tells_it() {
+    let life = Uuid::from_u128(0x0f1e_2d3c_4b5a);
+    let with_lives = |life: Uuid| {
+        let content = content(&one(&[("a", "1")]));
+        let stored = segment(5, TS, 1, content.len(), &compressed(&content));
+        let mut body = body(&[entry("p", &[stored], "")]);
+        body[MAGIC.len()] = WITH_LIVES;
+        let bounds_end = MAGIC.len() + 5 + "orders".len() + "p".len() + 4 + 16;
+        body.splice(bounds_end..bounds_end, life.into_bytes());
+        body
+    };
+    let read = |body: &[u8]| decode_segments(&asking(5), body, &MemoryBudget::new(0));
+    for (told, expected) in [(life, Some(life)), (Uuid::nil(), None)] {
+        let answer = read(&with_lives(told)).expect("it reads");
+        assert_eq!(answer.entries[0].life, expected);
+        assert_eq!(answer.batch.index().len(), 1);
+    }
+    let plain = body(&[entry("p", &[], "")]);
+    assert_eq!(read(&plain).expect("it reads").entries[0].life, None);
 }

@@ -159,6 +159,11 @@ impl Engine {
             self.confirm_restored(id, listed);
             return;
         }
+        let same_id = partition.id.is_some() && partition.id == listed.id;
+        if partition.flags.ended && same_id && partition.moved_at >= now {
+            // The page is older than the answer which says that this life is over.
+            return;
+        }
         let other_id = matches!((partition.id, listed.id), (Some(old), Some(new)) if old != new);
         // Comparable only when nothing moved since the page was asked for.
         let comparable = partition.moved_at < now;
@@ -299,7 +304,7 @@ impl Engine {
 
     /// A life of a partition is over: what was not read of it is lost, and answers to requests
     /// that are out are void.
-    fn end_life(&mut self, id: PartitionId) {
+    pub(super) fn end_life(&mut self, id: PartitionId) {
         let position = self.partition(id).position;
         let sought = self.seeks.remove(&id).map(|seek| seek.lo());
         let doubted = self.doubted_losses.remove(&id);

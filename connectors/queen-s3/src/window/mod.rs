@@ -208,7 +208,7 @@ impl Engine {
         let partition = self.find(&unread.partition).map(|id| self.partition(id));
         partition.is_some_and(|partition| {
             partition.generation == unread.generation
-                && (unread.has_id || partition.watermark >= unread.watermark)
+                && (unread.life.is_some() || partition.watermark >= unread.watermark)
         })
     }
 

@@ -51,8 +51,8 @@ pub struct Unread {
     pub watermark: i64,
     /// Whether it has records that came late.
     pub late: bool,
-    /// Whether passes tell the partition's lives apart.
-    pub has_id: bool,
+    /// The life, where passes tell the partition's lives apart.
+    pub life: Option<Uuid>,
     /// No record of this life below the watermark is newer: it was there when the broker told when
     /// the partition was last written to.
     pub newest: Micros,
@@ -73,7 +73,7 @@ impl Unread {
             partition: partition.name.clone(),
             position: partition.position,
             watermark: partition.watermark,
-            has_id: partition.id.is_some(),
+            life: partition.id,
             generation: partition.generation,
         }
     }
@@ -91,7 +91,7 @@ pub(super) struct Flags {
     pub(super) reborn: bool,
     /// Its answers contradict the passes; it waits for a complete pass that began later.
     pub(super) suspect: bool,
-    /// A full pass no longer names it: what is buffered cannot be read again.
+    /// Its life is over, as a full pass or an answer says: what is buffered cannot be read again.
     pub(super) ended: bool,
     /// Known from a checkpoint only; no pass has named it yet.
     pub(super) restored: bool,

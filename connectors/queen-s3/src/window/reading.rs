@@ -152,6 +152,10 @@ impl Engine {
     ) -> ReadResult {
         let id = request.id;
         self.partition_mut(id).flags.cramped = false;
+        if !self.is_of_this_life(id, entry) {
+            self.life_is_over(id);
+            return ReadResult::Progress;
+        }
         if let Some(error) = &entry.error {
             if *error != EntryError::OffsetOutOfRange {
                 return ReadResult::Error(error.clone());
@@ -228,6 +232,30 @@ impl Engine {
         ReadResult::Progress
     }
 
+    /// Whether an answer is of the life that is being read, as far as ids tell. One that is has shown
+    /// for certain how far that life reaches.
+    fn is_of_this_life(&mut self, id: PartitionId, entry: &FetchedEntry) -> bool {
+        let partition = self.partition_mut(id);
+        let (Some(read), Some(told)) = (partition.id, entry.life) else {
+            return true;
+        };
+        if read == told {
+            partition.listed_end = partition.listed_end.max(entry.high_watermark);
+        }
+        read == told
+    }
+
+    /// An answer is of another life than the one that is being read, which is over then. The other one
+    /// begins when a pass names it: it was invisible to the last complete one, so that what it holds
+    /// lies above every window that can close until then.
+    fn life_is_over(&mut self, id: PartitionId) {
+        self.end_life(id);
+        let now = self.pass.pages;
+        let partition = self.partition_mut(id);
+        partition.moved_at = now;
+        partition.flags.ended = true;
+    }
+
     /// Whether the record before the position, which has this `ts`, is of another life than what was
     /// read: each life lies above the former. What was passed over is below the cut, and a new life
     /// above it as long as the doubt holds windows back.
@@ -263,13 +291,16 @@ impl Engine {
         }
     }
 
-    /// Takes in that an answer, which holds the log from `log_start` up to `end`, shows a partition
-    /// without an id in another life than the one in which `unread` was found.
+    /// Takes in that an answer, which holds the log from `log_start` up to `end`, shows a partition in
+    /// another life than the one in which `unread` was found.
     pub fn lives_anew(&mut self, unread: &Unread, log_start: i64, end: i64) {
         let found = self.find(&unread.partition);
         if let Some(id) = found.filter(|id| self.partition(*id).generation == unread.generation) {
             let life = self.life_of(id, log_start, end);
-            self.update(id, |engine| engine.begin_life(id, &life));
+            self.update(id, |engine| match unread.life {
+                Some(_) => engine.life_is_over(id),
+                None => engine.begin_life(id, &life),
+            });
         }
     }
 

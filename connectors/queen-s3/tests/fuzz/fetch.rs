@@ -8,6 +8,7 @@ use queen_s3::record::{RecordIndex, decode_fetch};
 use queen_s3::time::Micros;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
+use uuid::Uuid;
 
 use super::{Verdict, ensure};
 
@@ -32,6 +33,8 @@ struct Entry<'a> {
     high_watermark: Option<i64>,
     #[serde(default, deserialize_with = "present")]
     log_start_offset: Option<i64>,
+    #[serde(borrow, default)]
+    id: Option<&'a RawValue>,
     #[serde(default)]
     error: Option<String>,
 }
@@ -52,11 +55,12 @@ struct Record<'a> {
     ts: String,
 }
 
-/// What is to be found: for each entry its records, bounds and error.
+/// What is to be found: for each entry its records, bounds, life and error.
 type Found<'a> = Vec<(
     Vec<(i64, &'a str, &'a str, Micros)>,
     i64,
     i64,
+    Option<Uuid>,
     Option<EntryError>,
 )>;
 
@@ -110,7 +114,9 @@ fn expected(body: &[u8]) -> Option<Found<'_>> {
         if let Some((last, ..)) = records.last() {
             high = high.max(last.saturating_add(1));
         }
-        found.push((records, high, low, error));
+        let id = entry.id.and_then(|id| serde_json::from_str(id.get()).ok());
+        let life = id.and_then(|id: String| id.parse().ok());
+        found.push((records, high, low, life, error));
     }
     Some(found)
 }
@@ -129,7 +135,8 @@ fn told(answer: &FetchAnswer) -> Found<'_> {
         let range = entry.records.start as usize..entry.records.end as usize;
         let records = batch.index()[range].iter().map(record).collect();
         let error = entry.error.clone();
-        (records, entry.high_watermark, entry.log_start, error)
+        let bounds = (entry.high_watermark, entry.log_start);
+        (records, bounds.0, bounds.1, entry.life, error)
     });
     entries.collect()
 }

@@ -55,6 +55,11 @@ pub fn whole_or_refused(body: &[u8]) -> Result<Verdict, String> {
     ensure(budget.used() <= CONTENT_BYTES, || {
         format!("it holds {} bytes", budget.used())
     })?;
+    let version = body[4];
+    for entry in &answer.entries {
+        let told = version == 2 || entry.life.is_none();
+        ensure(told, || format!("version {version} tells {entry:?}"))?;
+    }
     for (offset, id, payload) in told(&answer) {
         ensure(is_text(&id, &payload), || {
             format!("record {offset} is no text: {id:?}, {payload:?}")

@@ -14,6 +14,7 @@ use queen_s3::lake::{Align, Compression, Format, Layout, Shape};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
+use crate::answers::Form;
 use crate::bucket::MemoryBucket;
 use crate::log::{Limits, Log};
 use crate::sink::{Options, SINK, Sink, committed, eventually};
@@ -79,6 +80,7 @@ fn history(log: &Log) {
 struct Way {
     concurrency: usize,
     limits: Limits,
+    form: Form,
     /// What the times of the calls, and with them the order of the answers, follow from.
     seed: u64,
     compute: Compute,
@@ -93,6 +95,7 @@ impl Way {
         Self {
             concurrency: 4,
             limits: Limits::default(),
+            form: Form::Json,
             seed: 1,
             compute: Compute::InPlace,
             redo: false,
@@ -122,6 +125,7 @@ fn objects(shape: Shape, way: &Way) -> BTreeMap<String, Bytes> {
         let log = Log::new(TEN + 2 * HOUR + 10 * SECOND, payload);
         history(&log);
         log.limit(way.limits);
+        log.answer_in(way.form);
         if way.redo {
             interrupted(&log, shape, 0);
         }
@@ -194,14 +198,16 @@ fn any_way() -> impl Strategy<Value = Way> {
     let ways = (
         1_usize..=8,
         limits,
+        prop::sample::select(vec![Form::Json, Form::Segments]),
         any::<u64>(),
         compute,
         any::<(bool, bool)>(),
     );
     ways.prop_map(
-        |(concurrency, limits, seed, compute, (redo, multipart))| Way {
+        |(concurrency, limits, form, seed, compute, (redo, multipart))| Way {
             concurrency,
             limits,
+            form,
             seed,
             compute,
             redo,

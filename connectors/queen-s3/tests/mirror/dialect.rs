@@ -110,7 +110,7 @@ impl Foreign {
             entries: entries.iter().map(read).collect(),
             max_wait_ms: 0,
         };
-        let mut answer: Value = serde_json::from_str(&self.log.fetch(&request, 1))
+        let mut answer: Value = serde_json::from_slice(&self.log.fetch(&request, 1))
             .map_err(|error| error.to_string())?;
         for entry in answer["entries"].as_array_mut().ok_or("no entries")? {
             entry["leader"] = json!([1, {"epoch": 2}]);

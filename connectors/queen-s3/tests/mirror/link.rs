@@ -11,10 +11,11 @@ use queen_s3::broker::{
     FetchRequest, KvAnswer, ListedPartition,
 };
 use queen_s3::memory::MemoryBudget;
-use queen_s3::record::decode_fetch;
+use queen_s3::record::{decode_fetch, decode_segments};
 use queen_s3::time::Micros;
 use tokio::time::sleep;
 
+use crate::answers::Form;
 use crate::log::Log;
 
 /// One sink's way to the broker.
@@ -59,10 +60,13 @@ impl Broker for Link {
         let at_once = self.fetching.fetch_add(1, Ordering::Relaxed) + 1;
         self.travel().await;
         self.log.fetching();
-        let body = self.log.fetch(request, at_once);
+        let (form, body) = (self.log.form(), self.log.fetch(request, at_once));
         self.travel().await;
         self.fetching.fetch_sub(1, Ordering::Relaxed);
-        let answer = decode_fetch(request, body.into(), &self.budget);
+        let answer = match form {
+            Form::Json => decode_fetch(request, body.into(), &self.budget),
+            Form::Segments => decode_segments(request, &body, &self.budget),
+        };
         // Only an arriving answer adds to it.
         self.log.note_held(self.budget.used());
         answer.map_err(|source| error("POST /api/v1/fetch", BrokerErrorKind::Decode(source)))

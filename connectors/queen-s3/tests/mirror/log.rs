@@ -2,20 +2,19 @@
 //! partitions, and counting what it is asked.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use queen_s3::broker::{ChangedRequest, FetchRequest, KvAnswer, Name};
 use queen_s3::limits::KV_NAMESPACE;
-use queen_s3::time::Micros;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use queen_protocol::kv::{Expiry, KvOpKind, KvOperation};
 use tokio::time::Instant;
 
+use crate::answers::{Entry, Form};
 use crate::store::Store;
 
 /// A run of records that share their commit time.
@@ -29,6 +28,13 @@ pub struct Segment {
     pub records: u32,
 }
 
+impl Segment {
+    /// Offset after its last record.
+    pub fn end(&self) -> i64 {
+        self.first + i64::from(self.records)
+    }
+}
+
 /// One partition.
 #[derive(Clone, Debug)]
 pub struct Partition {
@@ -40,9 +46,7 @@ pub struct Partition {
 
 impl Partition {
     fn end(&self) -> i64 {
-        self.segments
-            .last()
-            .map_or(0, |last| last.first + i64::from(last.records))
+        self.segments.last().map_or(0, Segment::end)
     }
 }
 
@@ -130,6 +134,8 @@ pub struct Log {
     denying: AtomicBool,
     anonymous: AtomicBool,
     timeless: AtomicBool,
+    untold: AtomicBool,
+    segments: AtomicBool,
     event: Mutex<Option<Event>>,
 }
 
@@ -177,6 +183,8 @@ impl Log {
             denying: AtomicBool::new(false),
             anonymous: AtomicBool::new(false),
             timeless: AtomicBool::new(false),
+            untold: AtomicBool::new(false),
+            segments: AtomicBool::new(false),
             event: Mutex::new(None),
         })
     }
@@ -281,6 +289,25 @@ impl Log {
         !self.anonymous.load(Ordering::Relaxed)
     }
 
+    /// Tells in fetch answers of which lives they are, if it tells lives apart, or does not.
+    pub fn tell_lives(&self, telling: bool) {
+        self.untold.store(!telling, Ordering::Relaxed);
+    }
+
+    /// Answers fetches in this form from now on.
+    pub fn answer_in(&self, form: Form) {
+        let segments = form == Form::Segments;
+        self.segments.store(segments, Ordering::Relaxed);
+    }
+
+    /// The form in which it answers fetches.
+    pub fn form(&self) -> Form {
+        match self.segments.load(Ordering::Relaxed) {
+            true => Form::Segments,
+            false => Form::Json,
+        }
+    }
+
     /// Tells when partitions were last written to, or does not.
     pub fn tell_times(&self, telling: bool) {
         self.timeless.store(!telling, Ordering::Relaxed);
@@ -348,7 +375,7 @@ impl Log {
         let mut all = BTreeSet::new();
         for (name, partition) in &queue.partitions {
             for segment in &partition.segments {
-                for offset in segment.first..segment.first + i64::from(segment.records) {
+                for offset in segment.first..segment.end() {
                     all.insert((name.to_string(), offset, segment.ts));
                 }
             }
@@ -362,69 +389,63 @@ impl Log {
     }
 
     /// The body of the answer to a fetch, one of so many `at_once`.
-    pub fn fetch(&self, request: &FetchRequest, at_once: usize) -> String {
+    pub fn fetch(&self, request: &FetchRequest, at_once: usize) -> Vec<u8> {
+        let tells_lives = self.identifies() && !self.untold.load(Ordering::Relaxed);
         let mut state = self.state();
         let state = &mut *state;
-        let mut body = String::from("{\"entries\":[");
         let mut left = state.limits.call_records;
         state.counts.fetches += 1;
         state.counts.at_once = state.counts.at_once.max(at_once);
         state.counts.entries += request.entries.len() as u64;
-        let quote = |text: &str| Value::from(text).to_string();
+        let mut entries = Vec::with_capacity(request.entries.len());
         for (index, entry) in request.entries.iter().enumerate() {
-            let comma = if index > 0 { "," } else { "" };
             state.counts.asked.insert(Arc::clone(&entry.partition));
-            let name = quote(&entry.partition);
-            let _ = write!(
-                body,
-                "{comma}{{\"queue\":{},\"partition\":{name},\"records\":[",
-                quote(&request.queue),
-            );
             let queue = state.queues.get(&*request.queue);
             let partition = queue.and_then(|queue| queue.partitions.get(&entry.partition));
             let end = partition.map_or(0, Partition::end);
             let log_start = partition.map_or(0, |found| found.log_start);
+            let mut segments = Vec::new();
             let mut taken = 0;
             let mut stored = 0;
             for segment in partition.into_iter().flat_map(|found| &found.segments) {
-                let last = segment.first + i64::from(segment.records);
+                let last = segment.end();
                 if last <= entry.offset.max(log_start) || entry.offset < log_start {
                     continue;
                 }
-                let offsets = segment.first.max(entry.offset)..last;
-                let length = (self.payload)(&entry.partition, offsets.start).len() as u32 / 2;
+                let first = segment.first.max(entry.offset);
+                let length = (self.payload)(&entry.partition, first).len() as u32 / 2;
                 stored += segment.records * length;
                 let full = taken >= state.limits.entry_records || stored > entry.max_bytes;
                 let must = taken == 0 && (index == 0 || !state.limits.strict);
                 if left == 0 || (full && !must) {
                     break;
                 }
-                for offset in offsets {
-                    let payload = (self.payload)(&entry.partition, offset);
-                    let comma = if taken > 0 { "," } else { "" };
-                    let _ = write!(
-                        body,
-                        "{comma}{{\"offset\":{offset},\"transactionId\":\"t-{offset}\",\
-                         \"payload\":{payload},\"ts\":\"{}\"}}",
-                        Micros(segment.ts)
-                    );
-                    taken += 1;
-                    left = left.saturating_sub(1);
-                }
+                segments.push(segment.clone());
+                let records = usize::try_from(last - first).expect("a segment is short");
+                taken += records;
+                left = left.saturating_sub(records);
             }
             state.counts.records += taken as u64;
-            let _ = write!(
-                body,
-                "],\"highWatermark\":{end},\"logStartOffset\":{log_start}"
-            );
-            if queue.is_none() {
-                body.push_str(",\"error\":\"UNKNOWN_TOPIC_OR_PARTITION\"");
+            let error = if queue.is_none() {
+                Some("UNKNOWN_TOPIC_OR_PARTITION")
             } else if entry.offset > end || entry.offset < log_start {
-                body.push_str(",\"error\":\"OFFSET_OUT_OF_RANGE\"");
-            }
-            body.push('}');
+                Some("OFFSET_OUT_OF_RANGE")
+            } else {
+                None
+            };
+            let life = partition.map(|found| Uuid::from_u128(found.id));
+            entries.push(Entry {
+                queue: &request.queue,
+                partition: &entry.partition,
+                from: entry.offset,
+                segments,
+                end,
+                log_start,
+                life: life.filter(|_| tells_lives),
+                error,
+            });
         }
-        body.push_str("]}");
+        let body = self.form().body(&entries, self.payload, tells_lives);
         state.counts.bytes += body.len() as u64;
         body
     }

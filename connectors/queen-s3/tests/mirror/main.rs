@@ -2,6 +2,7 @@
 //! byte for byte, where it reads, and what that costs.
 
 mod ahead;
+mod answers;
 mod bucket;
 mod bytes;
 mod dialect;

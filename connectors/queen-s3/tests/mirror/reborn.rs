@@ -1,15 +1,18 @@
-//! A partition that ends and begins another, longer life while an interrupted window is read again.
+//! A partition that ends and begins another, longer life while it is read for a window, or an
+//! interrupted one is read again.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use queen_s3::broker::Name;
 use queen_s3::lake::Layout;
+use serde_json::{Value, json};
 use tokio::time::sleep;
 
+use crate::answers::Form;
 use crate::bucket::{Do, MemoryBucket};
 use crate::bytes::interrupted;
 use crate::history::records;
@@ -36,6 +39,8 @@ fn payload(_: &str, offset: i64) -> String {
 /// What tells two lives of a partition apart.
 #[derive(Clone, Copy, Debug)]
 enum Told {
+    /// The listing and every answer to a fetch, by their ids.
+    Answer,
     /// The listing, by their ids.
     Id,
     /// The time of the last write that the listing shows.
@@ -47,7 +52,8 @@ enum Told {
 /// The partition, with records of the window from `first` on.
 fn log(first: i64, told: Told) -> Arc<Log> {
     let log = Log::new(TEN + HOUR + 10 * SECOND, payload);
-    log.identify(matches!(told, Told::Id));
+    log.identify(matches!(told, Told::Answer | Told::Id));
+    log.tell_lives(matches!(told, Told::Answer));
     log.tell_times(!matches!(told, Told::Record));
     log.limit(Limits {
         entry_records: AT_ONCE,
@@ -113,27 +119,7 @@ fn meet(fate: Fate, first: i64, told: Told, layout: Layout, fetches: u64) -> boo
         sink.stop().await;
 
         let window = &bucket.manifests(QUEUE)[0];
-        let held = records(&bucket);
-        let held: BTreeSet<i64> = held
-            .iter()
-            .filter(|(_, _, ts)| *ts < TEN + HOUR)
-            .map(|(_, offset, _)| *offset)
-            .collect();
-        let mut lost = BTreeSet::new();
-        for range in window["lost"].as_array().expect("a list") {
-            let bound = |field: &str| range[field].as_i64().expect("an offset");
-            lost.extend(bound("from")..=bound("to"));
-        }
-        for offset in first..first + WITHIN {
-            assert!(
-                held.contains(&offset) || lost.contains(&offset),
-                "{offset} is neither written nor lost: {case}: {window}"
-            );
-            assert!(
-                !(held.contains(&offset) && lost.contains(&offset)),
-                "{offset} is written and lost: {case}: {window}"
-            );
-        }
+        let (held, lost) = accounted(&bucket, window, first, &case);
         if fetches > SEARCHING + first as u64 / AT_ONCE as u64 {
             let written: Vec<&i64> = lost.range(..first).collect();
             assert!(
@@ -145,10 +131,85 @@ fn meet(fate: Fate, first: i64, told: Told, layout: Layout, fetches: u64) -> boo
     })
 }
 
+/// The offsets of the window that are written, and those that `window`, its manifest, names as lost:
+/// each record of the first life from `first` on is in one of them.
+fn accounted(
+    bucket: &MemoryBucket,
+    window: &Value,
+    first: i64,
+    case: &str,
+) -> (BTreeSet<i64>, BTreeSet<i64>) {
+    let held = records(bucket);
+    let held: BTreeSet<i64> = held
+        .iter()
+        .filter(|(_, _, ts)| *ts < TEN + HOUR)
+        .map(|(_, offset, _)| *offset)
+        .collect();
+    let mut lost = BTreeSet::new();
+    for range in window["lost"].as_array().expect("a list") {
+        let bound = |field: &str| range[field].as_i64().expect("an offset");
+        lost.extend(bound("from")..=bound("to"));
+    }
+    for offset in first..first + WITHIN {
+        assert!(
+            held.contains(&offset) || lost.contains(&offset),
+            "{offset} is neither written nor lost: {case}: {window}"
+        );
+        assert!(
+            !(held.contains(&offset) && lost.contains(&offset)),
+            "{offset} is written and lost: {case}: {window}"
+        );
+    }
+    (held, lost)
+}
+
+#[test]
+fn what_a_former_life_had_in_a_window_is_written_or_lost_there_where_answers_tell_lives() {
+    for form in [Form::Json, Form::Segments] {
+        for layout in [Layout::Merged, Layout::PerPartition] {
+            for fetches in 0..WITHIN as u64 / AT_ONCE as u64 {
+                in_virtual_time(async {
+                    let case = format!("{form:?}, {layout:?}, {fetches} fetches");
+                    let log = log(0, Told::Answer);
+                    log.answer_in(form);
+                    let mut options = Options::new();
+                    options.settings.shape.layout = layout;
+                    // No pass shows the second life before the window is full.
+                    options.settings.discovery_interval = Duration::from_secs(60);
+                    log.after_fetches(fetches, |log| {
+                        let name = Name::from(PARTITION);
+                        log.end(QUEUE, &name);
+                        for _ in 0..LATER {
+                            log.write(QUEUE, &name, log.now(), 1);
+                        }
+                    });
+                    let bucket = Arc::<MemoryBucket>::default();
+                    let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+                    eventually("both lives", || {
+                        let records = records(&bucket);
+                        let second = records.iter().filter(|(_, _, ts)| *ts >= TEN + HOUR);
+                        second.count() == LATER as usize
+                    })
+                    .await;
+                    sink.stop().await;
+                    let windows = bucket.manifests(QUEUE);
+                    let (held, _) = accounted(&bucket, &windows[0], 0, &case);
+                    assert_eq!(held.len(), fetches as usize * AT_ONCE, "{case}");
+                    for window in &windows[1..] {
+                        assert_eq!(window["lost"], json!([]), "{case}");
+                    }
+                });
+            }
+        }
+    }
+}
+
 #[test]
 fn what_a_former_life_had_in_a_window_under_redo_is_written_or_lost() {
     for layout in [Layout::Merged, Layout::PerPartition] {
         for (first, told) in [
+            (0, Told::Answer),
+            (BEFORE, Told::Answer),
             (0, Told::Id),
             (BEFORE, Told::Id),
             (0, Told::Time),
@@ -168,10 +229,41 @@ fn what_a_former_life_had_in_a_window_under_redo_is_written_or_lost() {
 }
 
 #[test]
+fn an_answer_of_another_life_ends_a_try_at_a_window_under_redo_at_once() {
+    for fetches in 0..2 * WITHIN as u64 / AT_ONCE as u64 {
+        in_virtual_time(async {
+            let log = log(0, Told::Answer);
+            let options = Options::new();
+            interrupted(&log, options.settings.shape, TEN);
+            let pages = Arc::new(Mutex::new(None));
+            let counted = Arc::clone(&pages);
+            log.after_fetches(fetches, |log| {
+                let name = Name::from(PARTITION);
+                log.end(QUEUE, &name);
+                for _ in 0..LATER {
+                    log.write(QUEUE, &name, log.now(), 1);
+                }
+                log.take_counts();
+                log.after_fetches(0, move |log| {
+                    *counted.lock().expect("no holder panics") = Some(log.take_counts().pages);
+                });
+            });
+            let bucket = Arc::<MemoryBucket>::default();
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+            eventually("the window", || committed(&log, QUEUE).0 >= 1).await;
+            sink.kill();
+            // The partition is not asked again before a pass has looked at it.
+            let pages = *pages.lock().expect("no holder panics");
+            assert_ne!(pages, Some(0), "after {fetches} fetches");
+        });
+    }
+}
+
+#[test]
 fn a_queue_that_goes_while_its_window_is_redone_takes_nothing_unnamed_with_it() {
     for layout in [Layout::Merged, Layout::PerPartition] {
         for fate in [Fate::Missing, Fate::Gone] {
-            for told in [Told::Id, Told::Time] {
+            for told in [Told::Answer, Told::Id, Told::Time] {
                 let met = (0..30).take_while(|at| meet(fate, BEFORE, told, layout, *at));
                 assert!(met.count() > WITHIN as usize / AT_ONCE, "{fate:?}");
             }

@@ -33,6 +33,10 @@ const KEPT: &[(u64, &str)] = &[
         481,
         "a later life's offsets are lost while a window is owed the first life's",
     ),
+    (
+        1251,
+        "a partition begins another life between two passes, and a window closes before the second",
+    ),
 ];
 /// Failing seeds that a run shows before it gives up.
 const SHOWN: usize = 3;

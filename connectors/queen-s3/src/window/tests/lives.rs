@@ -279,3 +279,98 @@ fn a_queue_that_is_back_is_read_from_the_cut_on() {
     assert_eq!(offsets(&window), [("a".to_owned(), vec![1])]);
     assert!(window.late.is_empty() && window.lost.is_empty());
 }
+
+/// A partition of ten records that is read up to offset 2 when another life of it answers.
+fn ended_by_an_answer() -> (Engine, ReadRequest) {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_010, &[listed("a", 0, 9, Some(1))]);
+    let first = request(&mut engine, "a");
+    answer_of(&mut engine, &first, &[(0, 1_001), (1, 1_002)], 10, Some(1));
+    let out = request(&mut engine, "a");
+    pass(&mut engine, 1_010 + AGE, &[]);
+    (engine, out)
+}
+
+fn range(from: i64, to: i64) -> OffsetRange {
+    OffsetRange {
+        partition: "a".into(),
+        from,
+        to,
+    }
+}
+
+#[test]
+fn an_answer_of_another_life_is_not_read_and_what_it_ends_is_lost_in_the_window_that_waited_for_it()
+{
+    let (mut engine, out) = ended_by_an_answer();
+    let later = 1_010 + AGE;
+    answer_of(&mut engine, &out, &[(2, later), (3, later)], 4, Some(2));
+    let window = window(&mut engine);
+    assert_eq!(window.t_end, at(later - GUARD));
+    assert_eq!(offsets(&window), [("a".to_owned(), vec![0, 1])]);
+    assert_eq!(window.lost, [range(2, 9)]);
+    // The next pass names it, and it is read from its start.
+    let reborn = listed("a", 0, 3, Some(2));
+    pass(&mut engine, later + 1, &[reborn]);
+    let all = [(0, later), (1, later), (2, later), (3, later)];
+    let first = request(&mut engine, "a");
+    answer_of(&mut engine, &first, &all, 4, Some(2));
+    pass(&mut engine, later + AGE, &[]);
+    let window = self::window(&mut engine);
+    assert_eq!(offsets(&window), [("a".to_owned(), vec![0, 1, 2, 3])]);
+    assert!(window.lost.is_empty(), "{:?}", window.lost);
+}
+
+#[test]
+fn a_page_from_before_an_answer_of_another_life_does_not_bring_the_former_back() {
+    let (mut engine, out) = ended_by_an_answer();
+    engine.begin_pass(false);
+    engine.page_asked();
+    answer_of(&mut engine, &out, &[(2, 1_069)], 3, Some(2));
+    engine.page(at(1_071), &[listed("a", 0, 19, Some(1))]);
+    engine.end_pass();
+    assert!(!engine.has_ready());
+    assert_eq!(window(&mut engine).lost, [range(2, 9)]);
+}
+
+#[test]
+fn a_short_life_that_answers_ends_the_former_without_a_full_pass() {
+    let (mut engine, out) = ended_by_an_answer();
+    let gone = FetchedEntry {
+        life: Some(Uuid::from_u128(2)),
+        error: Some(EntryError::OffsetOutOfRange),
+        ..entry(0, 1)
+    };
+    let empty = batch(&[], &MemoryBudget::new(0));
+    assert_eq!(engine.read(&out, &empty, &gone), ReadResult::Progress);
+    assert!(engine.begin_pass(false).since.is_some());
+    assert_eq!(window(&mut engine).lost, [range(2, 9)]);
+}
+
+#[test]
+fn the_end_that_an_answer_of_the_known_life_shows_counts_for_what_is_lost_of_it() {
+    let (mut engine, out) = ended_by_an_answer();
+    answer_of(&mut engine, &out, &[(2, 1_003)], 15, Some(1));
+    let out = request(&mut engine, "a");
+    answer_of(&mut engine, &out, &[(3, 1_069)], 4, Some(2));
+    assert_eq!(window(&mut engine).lost, [range(3, 14)]);
+}
+
+#[test]
+fn what_was_read_of_a_life_that_an_answer_ended_is_not_dropped_for_room() {
+    let (mut engine, out) = ended_by_an_answer();
+    answer_of(&mut engine, &out, &[(2, 1_069)], 3, Some(2));
+    assert_eq!(engine.shed(u64::MAX, &MemoryBudget::new(0)), 0);
+}
+
+#[test]
+fn a_position_is_not_looked_for_in_another_life() {
+    let mut engine = engine(1_000);
+    engine.restore(vec![position("a", 10, Some(1))]);
+    pass(&mut engine, 1_010, &[listed("a", 0, 20, Some(1))]);
+    let probe = engine.next_probes(1).remove(0);
+    assert_eq!(probe.offset, 9);
+    answer_of(&mut engine, &probe, &[(9, 999)], 12, Some(2));
+    assert!(!engine.wants_probes() && !engine.has_ready());
+    assert_eq!(engine.take_lost(), [range(10, 20)]);
+}

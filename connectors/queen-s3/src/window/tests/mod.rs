@@ -83,6 +83,7 @@ fn entry(records: u32, high_watermark: i64) -> FetchedEntry {
         records: 0..records,
         high_watermark,
         log_start: 0,
+        life: None,
         error: None,
     }
 }
@@ -128,10 +129,22 @@ fn answer(
     records: &[(i64, i64)],
     high_watermark: i64,
 ) -> ReadResult {
+    answer_of(engine, request, records, high_watermark, None)
+}
+
+/// As [`answer`], of a life that the broker names.
+fn answer_of(
+    engine: &mut Engine,
+    request: &ReadRequest,
+    records: &[(i64, i64)],
+    high_watermark: i64,
+    life: Option<u128>,
+) -> ReadResult {
     let batch = batch(records, &MemoryBudget::new(usize::MAX));
     let entry = FetchedEntry {
         // Where a request begins without a look at the record before, there is none.
         log_start: if request.overlap { 0 } else { request.offset },
+        life: life.map(Uuid::from_u128),
         ..entry(records.len() as u32, high_watermark)
     };
     engine.read(request, &batch, &entry)

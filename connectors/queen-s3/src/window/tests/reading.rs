@@ -68,6 +68,7 @@ fn offsets_that_retention_took_unread_are_lost_and_reading_goes_on() {
         records: 0..0,
         high_watermark: 10,
         log_start: 5,
+        life: None,
         error: Some(EntryError::OffsetOutOfRange),
     };
     assert_eq!(engine.read(&out, &empty, &answer), ReadResult::Progress);
@@ -94,6 +95,7 @@ fn an_answer_that_contradicts_the_last_pass_waits_for_a_full_one() {
         records: 0..0,
         high_watermark: 0,
         log_start: 0,
+        life: None,
         error: None,
     };
     assert!(matches!(

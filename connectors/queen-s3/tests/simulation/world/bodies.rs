@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use queen_s3::broker::{FetchRequest, Name};
 use queen_s3::time::Micros;
+use uuid::Uuid;
 
 use super::dice::Dice;
 use super::log::{Log, NewRecord, Segment};
@@ -60,27 +61,32 @@ pub struct FetchLimits {
     pub damaged: bool,
 }
 
-/// The body of an answer.
-#[derive(Clone, Debug)]
-pub enum Answer {
+/// How a fetch is answered.
+#[derive(Clone, Copy, Debug)]
+pub enum Form {
     /// JSON text.
-    Json(Vec<u8>),
+    Json,
     /// Compressed segments.
-    Segments(Vec<u8>),
+    Segments,
 }
 
-impl Answer {
-    /// The body.
-    pub fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Json(body) | Self::Segments(body) => body,
-        }
-    }
+/// An answer.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// What its body is.
+    pub form: Form,
+    /// Its body.
+    pub body: Vec<u8>,
+    /// Whether the body tells lives.
+    pub tells_lives: bool,
+    /// By entry, the life that was read.
+    pub lives: Vec<Option<u128>>,
 }
 
 /// What a partition answers to one entry of a fetch.
 struct Found<'a> {
     bounds: (i64, i64),
+    life: Option<Uuid>,
     error: Option<&'static str>,
     /// Each with the number of its first records that are not answered, and of those that are.
     segments: Vec<(&'a Segment, usize, usize)>,
@@ -103,6 +109,7 @@ fn find<'a>(
         let Some(queue) = log.living(&request.queue) else {
             entries.push(Found {
                 bounds: (0, 0),
+                life: None,
                 error: Some("UNKNOWN_TOPIC_OR_PARTITION"),
                 segments: Vec::new(),
             });
@@ -147,6 +154,7 @@ fn find<'a>(
         settled |= !inside;
         entries.push(Found {
             bounds,
+            life: partition.map(|found| found.id),
             error: (!inside).then_some("OFFSET_OUT_OF_RANGE"),
             segments,
         });
@@ -159,13 +167,24 @@ pub fn fetch_answer(
     log: &Log,
     request: &FetchRequest,
     limits: FetchLimits,
-    segments: bool,
+    (form, tells_lives): (Form, bool),
 ) -> (Answer, bool) {
-    let (found, settled) = find(log, request, limits, segments);
-    let answer = if segments {
-        Answer::Segments(segments_body(request, &found, limits))
-    } else {
-        Answer::Json(json_body(request, &found, limits).into_bytes())
+    let whole = matches!(form, Form::Segments);
+    let (mut found, settled) = find(log, request, limits, whole);
+    let life = |found: &Found<'_>| found.life.map(|life| life.as_u128());
+    let lives = found.iter().map(life).collect();
+    if !tells_lives {
+        found.iter_mut().for_each(|found| found.life = None);
+    }
+    let body = match form {
+        Form::Segments => segments_body(request, &found, limits, tells_lives),
+        Form::Json => json_body(request, &found, limits).into_bytes(),
+    };
+    let answer = Answer {
+        form,
+        body,
+        tells_lives,
+        lives,
     };
     (answer, settled)
 }
@@ -210,6 +229,9 @@ fn json_body(request: &FetchRequest, found: &[Found<'_>], limits: FetchLimits) -
         }
         let (start, end) = found.bounds;
         let _ = write!(body, "],\"highWatermark\":{end},\"logStartOffset\":{start}");
+        if let Some(life) = found.life {
+            let _ = write!(body, ",\"id\":\"{life}\"");
+        }
         if let Some(error) = error {
             let _ = write!(body, ",\"error\":\"{error}\"");
         }
@@ -219,9 +241,15 @@ fn json_body(request: &FetchRequest, found: &[Found<'_>], limits: FetchLimits) -
     body
 }
 
-fn segments_body(request: &FetchRequest, found: &[Found<'_>], limits: FetchLimits) -> Vec<u8> {
+fn segments_body(
+    request: &FetchRequest,
+    found: &[Found<'_>],
+    limits: FetchLimits,
+    lives: bool,
+) -> Vec<u8> {
     let mut damaged = limits.damaged;
-    let mut body = b"QSEG\x01".to_vec();
+    let mut body = b"QSEG".to_vec();
+    body.push(if lives { 2 } else { 1 });
     number(&mut body, request.entries.len());
     for (entry, found) in request.entries.iter().zip(found) {
         for name in [&*request.queue, &*entry.partition] {
@@ -232,6 +260,9 @@ fn segments_body(request: &FetchRequest, found: &[Found<'_>], limits: FetchLimit
         let (start, end) = found.bounds;
         body.extend_from_slice(&end.to_le_bytes());
         body.extend_from_slice(&start.to_le_bytes());
+        if lives {
+            body.extend_from_slice(found.life.unwrap_or_default().as_bytes());
+        }
         for (number, (segment, ..)) in found.segments.iter().enumerate() {
             let breaks = damaged && number + 1 == found.segments.len().div_ceil(2);
             damaged &= !breaks;

@@ -15,10 +15,10 @@ use queen_s3::time::Micros;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::World;
-use super::bodies::{Answer, FetchLimits, fetch_answer};
+use super::bodies::{Answer, FetchLimits, Form, fetch_answer};
 use super::checker::Batch;
 use super::network::{Failure, Link};
-use super::scenario::Answers;
+use super::scenario::{Answers, Lives};
 use super::sight::Shown;
 
 #[async_trait]
@@ -55,7 +55,7 @@ impl Broker for Link {
             .map_err(|failure| error("POST /api/v1/fetch", failure))?;
         let cut = self.world.with(|state| {
             let cut = !state.calm && state.dice.chance(self.world.scenario.error_rate / 4.0);
-            let last = answer.bytes().len() as i64 - 1;
+            let last = answer.body.len() as i64 - 1;
             cut.then(|| usize::try_from(state.dice.between(0, last)).unwrap_or(0))
         });
         // No body that is cut reads as a whole one: its last byte is what ends it.
@@ -63,10 +63,19 @@ impl Broker for Link {
             let body = Bytes::from(body);
             cut.map_or(body.clone(), |cut| body.slice(..cut))
         };
-        let read = match answer {
-            Answer::Json(body) => decode_fetch(request, cut(body), &self.budget),
-            Answer::Segments(body) => decode_segments(request, &cut(body), &self.budget),
+        let read = match answer.form {
+            Form::Json => decode_fetch(request, cut(answer.body), &self.budget),
+            Form::Segments => decode_segments(request, &cut(answer.body), &self.budget),
         };
+        if read.is_ok() && !answer.tells_lives {
+            self.world.with(|state| {
+                let sight = state.checker.sight(&self.process.name, &request.queue);
+                for (entry, life) in request.entries.iter().zip(&answer.lives) {
+                    life.iter()
+                        .for_each(|life| sight.read_untold(&entry.partition, *life));
+                }
+            });
+        }
         read.map_err(|source| BrokerError {
             operation: "POST /api/v1/fetch",
             url: URL.to_owned(),
@@ -226,10 +235,15 @@ async fn answer_fetch(world: &World, request: &FetchRequest) -> Answer {
         let written = world.written.notified();
         let (answer, settled) = world.with(|state| {
             let (scenario, dice) = (&world.scenario, &mut state.dice);
-            let segments = match scenario.answers {
-                Answers::Json => false,
-                Answers::Segments => true,
-                Answers::Mixed => dice.chance(0.5),
+            let form = match scenario.answers {
+                Answers::Json => Form::Json,
+                Answers::Segments => Form::Segments,
+                Answers::Mixed => dice.pick(&[Form::Segments, Form::Json]),
+            };
+            let tells_lives = match scenario.lives {
+                Lives::All => true,
+                Lives::Some => dice.chance(0.5),
+                Lives::None => false,
             };
             let limits = FetchLimits {
                 entry_records: world.scenario.fetch_records,
@@ -239,7 +253,7 @@ async fn answer_fetch(world: &World, request: &FetchRequest) -> Answer {
                 extra: dice.chance(0.3),
                 damaged: !state.calm && dice.chance(scenario.error_rate / 10.0),
             };
-            fetch_answer(&state.log, request, limits, segments)
+            fetch_answer(&state.log, request, limits, (form, tells_lives))
         });
         if settled || Instant::now() >= until {
             return answer;
@@ -301,6 +315,7 @@ async fn answer_changed(world: &World, request: Option<&ChangedRequest>) -> (Cha
 
 fn shown_by(line: &ListedPartition) -> Option<Shown> {
     Some(Shown {
+        name: line.name.clone(),
         life: line.id?.as_u128(),
         log_start: line.log_start,
         end: line.last_offset + 1,

@@ -91,7 +91,7 @@ impl World {
     /// A world for `seed`.
     pub fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
-        let scenario = Scenario::draw(&mut dice);
+        let scenario = Scenario::draw(&mut dice, &mut Dice::new(!seed));
         let log = Log::new(scenario.write_at_lag);
         let state = State {
             dice,

@@ -60,6 +60,8 @@ pub struct Scenario {
     pub uploads_expire: bool,
     /// How the broker answers fetches.
     pub answers: Answers,
+    /// Which of these answers tell the life of a partition that they are of.
+    pub lives: Lives,
     /// Longest jump of a sink's wall clock, either way, ms.
     pub wall_jump_ms: i64,
     /// Whether lease rows vanish from the key/value store.
@@ -101,6 +103,17 @@ pub enum Answers {
     Segments,
     /// Either, from call to call: behind one address stand brokers of two versions.
     Mixed,
+}
+
+/// Which answers to fetches tell of which life of a partition they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lives {
+    /// All of them.
+    All,
+    /// Any, from call to call: behind one address stand brokers of two versions.
+    Some,
+    /// None of them.
+    None,
 }
 
 /// What a bucket says for ETags.
@@ -147,8 +160,10 @@ const MINUTE: i64 = 60_000_000;
 const HOUR_MS: i64 = 3_600_000;
 
 impl Scenario {
-    /// Draws a scenario.
-    pub fn draw(dice: &mut Dice) -> Self {
+    /// Draws a scenario. Which answers tell lives falls from `own` dice: histories in which it does
+    /// not matter do not follow from it.
+    pub fn draw(dice: &mut Dice, own: &mut Dice) -> Self {
+        let lives = own.pick(&[Lives::All, Lives::All, Lives::All, Lives::Some, Lives::None]);
         let hour = dice.pick(&[60, 660, 1_440]);
         let epoch = DAY + hour * MINUTE - dice.between(MINUTE / 2, 6 * MINUTE);
         let calm_network = dice.chance(0.25);
@@ -239,6 +254,7 @@ impl Scenario {
             },
             uploads_expire: dice.chance(0.3),
             answers: dice.pick(&[Answers::Json, Answers::Segments, Answers::Mixed]),
+            lives: if ids { lives } else { Lives::None },
             wall_jump_ms: dice.pick(&[0, 60_000, 6 * HOUR_MS]),
             // A lease that goes while its owner puts an object lets two write the same one.
             leases_vanish: !deletes && dice.chance(0.3),

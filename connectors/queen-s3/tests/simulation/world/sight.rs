@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use queen_s3::broker::Name;
 use serde_json::Value;
 
 /// One partition's life as a listing or a fetch tells it.
 #[derive(Clone, Debug)]
 pub struct Shown {
+    /// Its name.
+    pub name: Name,
     /// Its life.
     pub life: u128,
     /// First offset still held.
@@ -24,6 +27,10 @@ pub struct Sight {
     lives: BTreeMap<u128, (i64, i64)>,
     /// Lives that an answer showed.
     met: BTreeSet<u128>,
+    /// By partition, the life that a listing showed last.
+    listed: BTreeMap<Name, u128>,
+    /// Lives in whose place another one was read, as no answer told.
+    mistaken: BTreeSet<u128>,
 }
 
 impl Sight {
@@ -38,11 +45,24 @@ impl Sight {
     /// Takes in what an answer showed.
     pub fn shown(&mut self, shown: &Shown) {
         self.met.insert(shown.life);
+        self.listed.insert(Name::clone(&shown.name), shown.life);
         let (_, end) = self
             .lives
             .entry(shown.life)
             .or_insert((shown.log_start, shown.end));
         *end = (*end).max(shown.end);
+    }
+
+    /// Takes in that a fetch of `partition` was answered with what is of `life`, and did not tell so.
+    pub fn read_untold(&mut self, partition: &Name, life: u128) {
+        let listed = self.listed.get(partition).copied();
+        self.mistaken
+            .extend(listed.filter(|listed| *listed != life));
+    }
+
+    /// Whether another life than `life` was read in its place.
+    pub fn has_mistaken(&self, life: u128) -> bool {
+        self.mistaken.contains(&life)
     }
 
     /// Takes in the positions of a checkpoint that tells lives apart.

@@ -271,7 +271,9 @@ impl Lake {
                 None if truth.announced => continue,
                 None if !truth.deleted => "not in what was",
                 None => {
-                    let owed = knows(truth.life, key.2) && tells(key, truth.life);
+                    let owed = knows(truth.life, key.2)
+                        && tells(key, truth.life)
+                        && !sight.is_some_and(|sight| sight.has_mistaken(truth.life));
                     unnamed.extend(owed.then(|| key.clone()));
                     continue;
                 }

@@ -1,0 +1,143 @@
+//! The bodies of fetch answers, in each form that brokers have.
+
+use std::fmt::Write as _;
+
+use queen_s3::broker::Name;
+use queen_s3::time::Micros;
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::log::{Payload, Segment};
+
+/// How a broker answers fetches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As JSON.
+    Json,
+    /// In compressed segments.
+    Segments,
+}
+
+/// What one entry of a fetch is answered with.
+pub struct Entry<'a> {
+    /// The queue.
+    pub queue: &'a str,
+    /// The partition.
+    pub partition: &'a Name,
+    /// First offset asked for.
+    pub from: i64,
+    /// Segments with something at or above it.
+    pub segments: Vec<Segment>,
+    /// Next offset to be assigned.
+    pub end: i64,
+    /// First offset still held.
+    pub log_start: i64,
+    /// The life that it is of, from a broker that tells.
+    pub life: Option<Uuid>,
+    /// An error's code.
+    pub error: Option<&'static str>,
+}
+
+impl Form {
+    /// The answer with `entries`, whose records hold what `payload` says.
+    pub fn body(self, entries: &[Entry<'_>], payload: Payload, tells_lives: bool) -> Vec<u8> {
+        match self {
+            Self::Json => json(entries, payload).into_bytes(),
+            Self::Segments => segments(entries, payload, tells_lives),
+        }
+    }
+}
+
+fn json(entries: &[Entry<'_>], payload: Payload) -> String {
+    let quote = |text: &str| Value::from(text).to_string();
+    let mut body = String::from("{\"entries\":[");
+    for (index, entry) in entries.iter().enumerate() {
+        let _ = write!(
+            body,
+            "{}{{\"queue\":{},\"partition\":{},\"records\":[",
+            if index > 0 { "," } else { "" },
+            quote(entry.queue),
+            quote(entry.partition),
+        );
+        let mut comma = "";
+        for segment in &entry.segments {
+            for offset in segment.first.max(entry.from)..segment.end() {
+                let _ = write!(
+                    body,
+                    "{comma}{{\"offset\":{offset},\"transactionId\":\"t-{offset}\",\"payload\":{},\
+                     \"ts\":\"{}\"}}",
+                    payload(entry.partition, offset),
+                    Micros(segment.ts)
+                );
+                comma = ",";
+            }
+        }
+        let (end, log_start) = (entry.end, entry.log_start);
+        let _ = write!(
+            body,
+            "],\"highWatermark\":{end},\"logStartOffset\":{log_start}"
+        );
+        if let Some(life) = entry.life {
+            let _ = write!(body, ",\"id\":\"{life}\"");
+        }
+        if let Some(error) = entry.error {
+            let _ = write!(body, ",\"error\":\"{error}\"");
+        }
+        body.push('}');
+    }
+    body.push_str("]}");
+    body
+}
+
+fn segments(entries: &[Entry<'_>], payload: Payload, tells_lives: bool) -> Vec<u8> {
+    let mut body = b"QSEG".to_vec();
+    body.push(if tells_lives { 2 } else { 1 });
+    number(&mut body, entries.len());
+    for entry in entries {
+        for name in [entry.queue, entry.partition] {
+            let length = u16::try_from(name.len()).expect("a name of a test is short");
+            body.extend_from_slice(&length.to_le_bytes());
+            body.extend_from_slice(name.as_bytes());
+        }
+        body.extend_from_slice(&entry.end.to_le_bytes());
+        body.extend_from_slice(&entry.log_start.to_le_bytes());
+        if tells_lives {
+            body.extend_from_slice(entry.life.unwrap_or_default().as_bytes());
+        }
+        for segment in &entry.segments {
+            let content = content(segment, |offset| payload(entry.partition, offset));
+            let block = zstd::bulk::compress(&content, 1).expect("room in memory");
+            body.push(1);
+            body.extend_from_slice(&segment.first.to_le_bytes());
+            body.extend_from_slice(&segment.ts.to_le_bytes());
+            number(&mut body, segment.records as usize);
+            number(&mut body, content.len());
+            number(&mut body, block.len());
+            body.extend_from_slice(&block);
+        }
+        let error = entry.error.unwrap_or_default();
+        body.extend_from_slice(&[0, error.len() as u8]);
+        body.extend_from_slice(error.as_bytes());
+    }
+    body
+}
+
+fn content(segment: &Segment, payload: impl Fn(i64) -> String) -> Vec<u8> {
+    let mut content = vec![1];
+    for offset in segment.first..segment.end() {
+        let id = format!("\"t-{offset}\"");
+        let payload = payload(offset);
+        // What was pushed as null is stored as nothing.
+        let payload = if payload == "null" { "" } else { &payload };
+        number(&mut content, id.len());
+        number(&mut content, payload.len());
+        content.extend_from_slice(id.as_bytes());
+        content.extend_from_slice(payload.as_bytes());
+    }
+    content
+}
+
+fn number(body: &mut Vec<u8>, number: usize) {
+    let number = u32::try_from(number).expect("an answer of a test is small");
+    body.extend_from_slice(&number.to_le_bytes());
+}
