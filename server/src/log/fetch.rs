@@ -86,7 +86,7 @@ impl Form {
             // A weight of 0 means "not this".
             let named = name.eq_ignore_ascii_case(SEGMENTS) && weight != Some(0.0);
             // A client that reads a later version reads those before it.
-            named.then(|| match version {
+            named.then_some(match version {
                 Some(2..) => Version::WithLives,
                 _ => Version::Plain,
             })

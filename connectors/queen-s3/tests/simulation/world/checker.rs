@@ -82,7 +82,7 @@ struct Lake {
     reader: String,
     /// Records that broke a promise.
     broken: Vec<RecordKey>,
-    /// Key of another lake's manifest that lies here: nobody may write.
+    /// Key of another lake's manifest that lies here: nobody may write once it is the next.
     foreign: Option<String>,
 }
 
@@ -409,7 +409,7 @@ impl Checker {
                 continue;
             }
             must!(
-                lake.foreign.is_none(),
+                !lake.is_barred(),
                 "{} writes {key} beside another lake's manifest",
                 batch.who
             );

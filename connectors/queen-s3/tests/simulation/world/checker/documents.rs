@@ -53,6 +53,14 @@ pub(super) fn read<T: DeserializeOwned>(operation: &KvOperation) -> Result<T, St
 }
 
 impl Lake {
+    /// Whether another lake's manifest lies where the next one of this lake is to be. One that lies
+    /// further on, where the key/value store has come back older, is not met yet.
+    pub(super) fn is_barred(&self) -> bool {
+        let next = self.pointer.as_ref().map_or(0, |pointer| pointer.k) + 1;
+        let next = spelling::manifest(&self.queue, next);
+        self.foreign.as_ref() == Some(&next)
+    }
+
     /// A lease row that stands is only ever written by the instance that it names.
     pub(super) fn holder(&mut self, operation: &KvOperation) -> Verdict {
         if operation.op == KvOpKind::Delete {
