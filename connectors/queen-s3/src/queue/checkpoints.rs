@@ -8,7 +8,7 @@ use tracing::{debug, info, warn};
 use super::start::overdue;
 use super::{Standing, Task};
 use crate::bucket::{BucketError, ObjectBody};
-use crate::lake::checkpoint::{Checkpoint, Position};
+use crate::lake::checkpoint::{Checkpoint, Positions};
 use crate::limits::SIDECAR_BYTES;
 use crate::ownership::Fence;
 use crate::time::Micros;
@@ -35,7 +35,7 @@ impl Task {
             );
             let age = standing.pointer.k - checkpoint.k;
             self.status.checkpoint_age.store(age, Relaxed);
-            engine.restore(checkpoint.positions);
+            engine.restore(&checkpoint.positions);
         } else {
             self.status
                 .checkpoint_age
@@ -110,7 +110,7 @@ impl Task {
         &self,
         fence: &Fence,
         standing: &Standing,
-        positions: Vec<Position>,
+        positions: Positions,
     ) -> bool {
         let (k, t_end) = (standing.pointer.k, standing.pointer.t_end);
         let checkpoint = Checkpoint {

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use uuid::Uuid;
 
 use crate::broker::{ListedPartition, Name};
-use crate::lake::checkpoint::Position;
+use crate::lake::checkpoint::{Position, Positions};
 
 /// Compares the store's checkpoint with what full passes list. A partition is not doubtful if its
 /// life is the one that the checkpoint knows and its log still begins at or before the position
@@ -25,8 +25,8 @@ struct Known {
 
 impl Doubtful {
     /// Every partition of a checkpoint's `positions` is doubtful until it is listed.
-    pub(super) fn new(positions: Vec<Position>) -> Self {
-        let known = |position: Position| {
+    pub(super) fn new(positions: &Positions) -> Self {
+        let known = |position: Position<'_>| {
             let known = Known {
                 position: position.offset,
                 id: position.id,
@@ -35,7 +35,7 @@ impl Doubtful {
             (position.partition.into(), known)
         };
         Self {
-            known: positions.into_iter().map(known).collect(),
+            known: positions.iter().map(known).collect(),
             listed: BTreeSet::new(),
         }
     }
@@ -84,9 +84,9 @@ mod tests {
         }
     }
 
-    fn position(name: &str, id: Option<u128>) -> Position {
+    fn position(name: &str, id: Option<u128>) -> Position<'_> {
         Position {
-            partition: name.to_owned(),
+            partition: name,
             offset: 10,
             id: id.map(Uuid::from_u128),
         }
@@ -106,7 +106,7 @@ mod tests {
             position("reborn", Some(4)),
             position("nameless", None),
         ];
-        let mut doubtful = Doubtful::new(known.into());
+        let mut doubtful = Doubtful::new(&Positions::from_iter(known));
         doubtful.begin_pass();
         for listed in [
             listed("intact", 10, Some(1)),
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_partition_that_a_later_pass_no_longer_lists_is_doubtful_again() {
-        let mut doubtful = Doubtful::new(vec![position("a", Some(1))]);
+        let mut doubtful = Doubtful::new(&Positions::from_iter([position("a", Some(1))]));
         doubtful.begin_pass();
         doubtful.listed(&listed("a", 0, Some(1)));
         assert!(names(&doubtful).is_empty());

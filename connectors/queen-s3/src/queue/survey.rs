@@ -65,7 +65,7 @@ impl<'a> Survey<'a> {
         let each = intent.layout == Layout::PerPartition;
         Self {
             task,
-            doubtful: each.then(|| Doubtful::new(engine.checkpoint())),
+            doubtful: each.then(|| Doubtful::new(&engine.checkpoint())),
             engine,
             lost: Vec::new(),
             later_lost: Vec::new(),

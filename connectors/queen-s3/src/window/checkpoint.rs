@@ -1,38 +1,40 @@
 //! Checkpoints: positions given out after a window, and taken in again after a start. They are a
 //! cache: a wrong one costs reads and no record.
 
+use std::collections::HashMap;
+
 use crate::broker::ListedPartition;
-use crate::lake::checkpoint::Position;
+use crate::lake::checkpoint::{Position, Positions};
 use crate::time::Micros;
 
+use super::names::NameAt;
 use super::partition::{Flags, Partition};
 use super::seek::Seek;
 use super::{Engine, PartitionId};
 
 impl Engine {
-    /// For every tracked partition the first offset that is in no window yet, by name (bytes).
-    pub fn checkpoint(&self) -> Vec<Position> {
-        let mut positions: Vec<Position> = self
-            .partitions
-            .iter()
-            .enumerate()
-            .filter_map(|(index, partition)| {
-                let partition = partition
-                    .as_ref()
-                    .filter(|partition| !partition.flags.ended)?;
-                Some(Position {
-                    partition: partition.name.to_string(),
-                    offset: self.first_unwritten(PartitionId(index as u32), partition),
-                    id: partition.id,
-                })
-            })
-            .collect();
-        positions.sort_unstable_by(|a, b| a.partition.cmp(&b.partition));
+    /// For every tracked partition the first offset that is in no window yet, in no order.
+    pub fn checkpoint(&self) -> Positions {
+        // A range that no manifest names yet has to be found missing again.
+        let mut first_lost: HashMap<PartitionId, i64> = HashMap::new();
         for lost in &self.lost {
-            // A range that no manifest names yet has to be found missing again.
-            if let Ok(at) = positions.binary_search_by(|p| p.partition.cmp(&lost.partition)) {
-                positions[at].offset = positions[at].offset.min(lost.from);
+            if let Some(id) = self.find(&lost.partition) {
+                let first = first_lost.entry(id).or_insert(lost.from);
+                *first = lost.from.min(*first);
             }
+        }
+        let mut positions = Positions::with_capacity(self.names.len(), self.names.bytes());
+        for (id, partition) in (0..).map(PartitionId).zip(&self.partitions) {
+            let Some(partition) = partition.as_ref().filter(|one| !one.flags.ended) else {
+                continue;
+            };
+            let unwritten = self.first_unwritten(id, partition);
+            let lost = first_lost.get(&id).copied();
+            positions.push(Position {
+                partition: self.names.of(partition.name),
+                offset: lost.map_or(unwritten, |from| from.min(unwritten)),
+                id: partition.id,
+            });
         }
         positions
     }
@@ -56,14 +58,14 @@ impl Engine {
 
     /// Takes in the positions of a checkpoint whose window is committed. To be called before the
     /// first pass. Each is trusted only when the record before it proves to be below the cut.
-    pub fn restore(&mut self, positions: Vec<Position>) {
-        for position in positions {
-            if position.offset < 0 || self.find(&position.partition).is_some() {
+    pub fn restore(&mut self, positions: &Positions) {
+        for position in positions.iter() {
+            if position.offset < 0 || self.find(position.partition).is_some() {
                 continue;
             }
             let generation = self.next_generation();
-            self.track(Partition {
-                name: position.partition.into(),
+            let partition = Partition {
+                name: NameAt::default(),
                 id: position.id,
                 position: position.offset,
                 watermark: position.offset,
@@ -77,7 +79,8 @@ impl Engine {
                     restored: true,
                     ..Flags::default()
                 },
-            });
+            };
+            self.track(position.partition, partition);
         }
     }
 

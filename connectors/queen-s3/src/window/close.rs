@@ -64,16 +64,15 @@ struct Bounds {
 impl Engine {
     /// Whether a window could be closed now and more is buffered than one holds.
     pub fn is_full(&self) -> bool {
-        if self.buffered_bytes < self.policy.target_bytes {
+        if self.sizes.total() < self.policy.target_bytes {
             return false;
         }
-        let (Some(bound), Some((first, _))) = (self.close_bound(), self.bytes_at.first_key_value())
-        else {
+        let (Some(bound), Some(first)) = (self.close_bound(), self.sizes.first()) else {
             return false;
         };
-        let bucket_end = self.policy.align.bucket_end(*first);
+        let bucket_end = self.policy.align.bucket_end(first);
         let limit = bound.min(bucket_end);
-        *first < limit && (limit == bucket_end || self.size_cut(*first, limit).is_some())
+        first < limit && (limit == bucket_end || self.size_cut(first, limit).is_some())
     }
 
     /// Takes a window out if one should be closed now, or says that the pointer may move over a
@@ -85,8 +84,7 @@ impl Engine {
             return None;
         }
         let aged = self.age() >= self.policy.max_window_us;
-        let first = self.bytes_at.first_key_value().map(|(at, _)| *at);
-        let Some(first) = first.filter(|first| *first < bound) else {
+        let Some(first) = self.sizes.first().filter(|first| *first < bound) else {
             let worth = !self.lost.is_empty() && self.pressed_for_losses(press);
             if !aged && !worth {
                 return None;
@@ -122,10 +120,7 @@ impl Engine {
     /// cannot be closed otherwise.
     pub fn oversized(&self) -> Option<(Micros, Micros)> {
         let settled = self.safe?.back(self.policy.guard_us);
-        let first = self
-            .bytes_at
-            .first_key_value()
-            .map_or(Micros::MAX, |(at, _)| *at);
+        let first = self.sizes.first().unwrap_or(Micros::MAX);
         let unread = self
             .behind
             .first()
@@ -163,7 +158,7 @@ impl Engine {
             Press::None => false,
             Press::Memory | Press::Gone => true,
             Press::Drain => {
-                self.buffered_bytes >= DRAIN_WORTH_BYTES || self.age() >= DRAIN_WORTH_OPEN_US
+                self.sizes.total() >= DRAIN_WORTH_BYTES || self.age() >= DRAIN_WORTH_OPEN_US
             }
         }
     }
@@ -181,13 +176,13 @@ impl Engine {
     /// Where a window that would pass the size target ends instead: as late as the target allows,
     /// and never before one whole instant is in it.
     fn size_cut(&self, first: Micros, limit: Micros) -> Option<Micros> {
-        if self.buffered_bytes < self.policy.target_bytes {
+        if self.sizes.total() < self.policy.target_bytes {
             return None;
         }
         let mut bytes = 0;
-        for (at, here) in self.bytes_at.range(..limit) {
-            if *at > first && bytes + here > self.policy.target_bytes {
-                return Some(*at);
+        for (at, here) in self.sizes.iter().take_while(|(at, _)| *at < limit) {
+            if at > first && bytes + here > self.policy.target_bytes {
+                return Some(at);
             }
             bytes += here;
         }
@@ -207,10 +202,10 @@ impl Engine {
             if chunks.is_empty() {
                 continue;
             }
-            let name = self.partitions[id.0 as usize]
+            let partition = self.partitions[id.0 as usize]
                 .as_ref()
-                .map(|partition| partition.name.clone())
                 .expect("a partition is tracked while records of it are buffered");
+            let name: Name = self.names.of(partition.name).into();
             for chunk in &chunks {
                 late.extend(late_range(&name, chunk, bounds.t_start));
             }
@@ -221,9 +216,7 @@ impl Engine {
             self.life_starts.remove(&id);
         }
         partitions.sort_unstable_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
-        let above = self.bytes_at.split_off(&bounds.t_end);
-        let record_bytes = std::mem::replace(&mut self.bytes_at, above).values().sum();
-        self.buffered_bytes -= record_bytes;
+        let record_bytes = self.sizes.take_below(bounds.t_end);
         self.advance(bounds.t_end);
         ClosedWindow {
             t_start: bounds.t_start,
@@ -248,25 +241,25 @@ impl Engine {
         let Some(from) = self.shed_from(bytes) else {
             return 0;
         };
-        let before = self.buffered_bytes;
+        let before = self.sizes.total();
         let buffered: Vec<PartitionId> = self.buffers.keys().copied().collect();
         for id in buffered {
             self.update(id, |engine| engine.drop_from(id, from));
         }
         self.compact(budget);
-        before - self.buffered_bytes
+        before - self.sizes.total()
     }
 
     fn shed_from(&self, bytes: u64) -> Option<Micros> {
-        let first = *self.bytes_at.first_key_value()?.0;
+        let first = self.sizes.first()?;
         let mut dropped = 0;
         let mut from = None;
-        for (at, here) in self.bytes_at.iter().rev() {
-            if *at == first || dropped >= bytes {
+        for (at, here) in self.sizes.iter().rev() {
+            if at == first || dropped >= bytes {
                 break;
             }
             dropped += here;
-            from = Some(*at);
+            from = Some(at);
         }
         from
     }
@@ -294,9 +287,9 @@ impl Engine {
         else {
             return;
         };
-        let name = self.partition(id).name.clone();
+        let name = self.names.of(self.partition(id).name);
         for run in &dropped {
-            self.count(&name, run, false);
+            self.sizes.remove(name, run, self.cut);
         }
         let generation = self.next_generation();
         let now = self.pass.pages;

@@ -5,6 +5,7 @@ use crate::broker::ListedPartition;
 use crate::limits::CHANGED_SINCE_SLACK_US;
 use crate::time::Micros;
 
+use super::names::NameAt;
 use super::partition::{Flags, Partition};
 use super::seek::Seek;
 use super::{Engine, PartitionId};
@@ -128,8 +129,8 @@ impl Engine {
             (false, false) => seek.settled(),
         };
         let generation = self.next_generation();
-        let id = self.track(Partition {
-            name: listed.name.clone(),
+        let partition = Partition {
+            name: NameAt::default(),
             id: listed.id,
             position: position.unwrap_or(listed.log_start),
             watermark: end,
@@ -144,7 +145,8 @@ impl Engine {
                 starts_here: position == Some(listed.log_start),
                 ..Flags::default()
             },
-        });
+        };
+        let id = self.track(&listed.name, partition);
         if position.is_none() {
             self.seeks.insert(id, seek);
         }
@@ -344,10 +346,8 @@ impl Engine {
                 self.partition_mut(id).flags.ended = true;
                 continue;
             }
-            let name = self.partition(id).name.clone();
             self.former_ends.remove(&id);
-            self.names.remove(&name, &self.partitions);
-            self.partitions[id.0 as usize] = None;
+            self.names.remove(id, &mut self.partitions);
             self.free.push(id);
         }
     }

@@ -16,6 +16,7 @@ mod names;
 mod partition;
 mod reading;
 mod seek;
+mod sizes;
 
 #[cfg(test)]
 mod tests;
@@ -35,6 +36,7 @@ pub use reading::{ReadRequest, ReadResult};
 use names::Names;
 use partition::{Partition, PartitionBuffer};
 use seek::Seek;
+use sizes::Sizes;
 
 /// The engine's settings, all from the configuration.
 #[derive(Clone, Copy, Debug)]
@@ -69,9 +71,8 @@ pub struct Engine {
     /// Those of `behind` that a fetch may be sent for.
     ready: BTreeSet<(Micros, PartitionId)>,
     buffers: BTreeMap<PartitionId, PartitionBuffer>,
-    /// Record bytes buffered, by the instant that puts them into a window.
-    bytes_at: BTreeMap<Micros, u64>,
-    buffered_bytes: u64,
+    /// Record bytes of what is buffered.
+    sizes: Sizes,
     /// Ranges deleted before they were read, for the next window's manifest.
     lost: Vec<OffsetRange>,
     /// The same of lives that began after [`Engine::mark_lives`].
@@ -112,8 +113,7 @@ impl Engine {
             behind: BTreeSet::new(),
             ready: BTreeSet::new(),
             buffers: BTreeMap::new(),
-            bytes_at: BTreeMap::new(),
-            buffered_bytes: 0,
+            sizes: Sizes::default(),
             lost: Vec::new(),
             later_lost: Vec::new(),
             marked: u32::MAX,
@@ -140,7 +140,7 @@ impl Engine {
 
     /// Record bytes buffered: JSONL line lengths.
     pub fn buffered_bytes(&self) -> u64 {
-        self.buffered_bytes
+        self.sizes.total()
     }
 
     /// Partitions tracked.
@@ -189,12 +189,13 @@ impl Engine {
         let marked = tracked.filter(|partition| partition.generation <= self.marked);
         let mut unread: Vec<Unread> = marked
             .filter_map(|partition| {
-                let late = first_late.get(&*partition.name).copied();
+                let name = self.names.of(partition.name);
+                let late = first_late.get(name).copied();
                 let position = late.map_or(partition.position, |from| from.min(partition.position));
                 (position < partition.watermark).then(|| Unread {
                     position,
                     late: late.is_some(),
-                    ..Unread::of(partition, safe)
+                    ..Unread::of(name, partition, safe)
                 })
             })
             .collect();
@@ -302,7 +303,15 @@ impl Engine {
         self.generations
     }
 
-    fn track(&mut self, partition: Partition) -> PartitionId {
+    /// The name of a tracked partition.
+    fn name(&self, id: PartitionId) -> &str {
+        self.names.of(self.partition(id).name)
+    }
+
+    /// Tracks `partition` under `name`, which none has yet.
+    fn track(&mut self, name: &str, partition: Partition) -> PartitionId {
+        let name = self.names.add(name);
+        let partition = Partition { name, ..partition };
         let id = if let Some(id) = self.free.pop() {
             self.partitions[id.0 as usize] = Some(partition);
             id
@@ -319,7 +328,7 @@ impl Engine {
     /// Notes `from..=to` of `id` as deleted before it was read.
     fn note_lost(&mut self, id: PartitionId, from: i64, to: i64) {
         if from <= to {
-            let partition = self.partition(id).name.to_string();
+            let partition = self.name(id).to_owned();
             let range = OffsetRange {
                 partition,
                 from,

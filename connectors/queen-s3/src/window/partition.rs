@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use uuid::Uuid;
 
+use super::names::NameAt;
 use crate::broker::Name;
 use crate::limits::CHANGED_SINCE_SLACK_US;
 use crate::record::Chunk;
@@ -16,7 +17,7 @@ pub struct PartitionId(pub(super) u32);
 /// Reading state of one partition's present life.
 #[derive(Debug)]
 pub(super) struct Partition {
-    pub(super) name: Name,
+    pub(super) name: NameAt,
     /// The present life, where the broker tells lives apart.
     pub(super) id: Option<Uuid>,
     /// Next offset to read.
@@ -60,8 +61,8 @@ pub struct Unread {
 }
 
 impl Unread {
-    /// What is unread of `partition`, with the `safeTime` of the last complete pass.
-    pub(super) fn of(partition: &Partition, safe: Micros) -> Self {
+    /// What is unread of `partition`, called `name`, with the `safeTime` of the last complete pass.
+    pub(super) fn of(name: &str, partition: &Partition, safe: Micros) -> Self {
         let newest = match partition.written {
             Micros::MIN => Micros::MAX,
             // A record below `safe` was there as well, whatever was told of it.
@@ -70,7 +71,7 @@ impl Unread {
         Self {
             newest,
             late: false,
-            partition: partition.name.clone(),
+            partition: name.into(),
             position: partition.position,
             watermark: partition.watermark,
             life: partition.id,

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::broker::{EntryError, FetchedEntry, ListedPartition, Name};
-use crate::encode::record_bytes;
 use crate::record::{Batch, Chunk};
 use crate::time::Micros;
 
@@ -97,7 +96,7 @@ impl Engine {
         let partition = self.partition(id);
         ReadRequest {
             id,
-            name: partition.name.clone(),
+            name: self.names.of(partition.name).into(),
             offset: seek.unwrap_or(partition.position - i64::from(overlap)),
             probe,
             overlap,
@@ -283,7 +282,7 @@ impl Engine {
     /// The life that an answer about a partition without an id speaks of, as a pass would list it.
     fn life_of(&self, id: PartitionId, log_start: i64, end: i64) -> ListedPartition {
         ListedPartition {
-            name: self.partition(id).name.clone(),
+            name: self.name(id).into(),
             id: None,
             last_offset: end - 1,
             log_start,
@@ -399,10 +398,11 @@ impl Engine {
             chunk.range.start += skipped;
             partition.flags.skipping = chunk.range.is_empty() && partition.is_behind();
         }
+        let name = partition.name;
         if !chunk.range.is_empty() {
-            let name = partition.name.clone();
+            let name = self.names.of(name);
             let run = Run { chunk, floor };
-            self.count(&name, &run, true);
+            self.sizes.add(name, &run, cut);
             self.buffers.entry(id).or_default().runs.push_back(run);
         }
     }
@@ -417,9 +417,9 @@ impl Engine {
         };
         let misread = buffer.take_from(first_ts);
         let emptied = buffer.runs.is_empty();
-        let name = self.partition(id).name.clone();
+        let name = self.names.of(self.partition(id).name);
         for run in &misread {
-            self.count(&name, run, false);
+            self.sizes.remove(name, run, self.cut);
         }
         let first = misread.first().and_then(|run| run.chunk.records().first());
         let last = misread.last().and_then(|run| run.chunk.records().last());
@@ -430,44 +430,6 @@ impl Engine {
             self.buffers.remove(&id);
         } else {
             self.life_starts.insert(id, first_ts);
-        }
-    }
-
-    /// Counts the record bytes of `run` in or out, at the instants that put them into a window.
-    pub(super) fn count(&mut self, name: &str, run: &Run, inwards: bool) {
-        let chunk = &run.chunk;
-        let floor = run.floor.max(self.cut);
-        let mut start = chunk.range.start;
-        while start < chunk.range.end {
-            let rest = &chunk.batch.index()[start as usize..chunk.range.end as usize];
-            let Some(first) = rest.first() else { return };
-            let same = rest
-                .iter()
-                .take_while(|record| record.ts == first.ts)
-                .count() as u32;
-            let run = Chunk {
-                batch: Arc::clone(&chunk.batch),
-                range: start..start + same,
-            };
-            let bytes = record_bytes(name, &run);
-            let at = first.ts.max(floor);
-            if inwards {
-                *self.bytes_at.entry(at).or_default() += bytes;
-                self.buffered_bytes += bytes;
-            } else {
-                self.uncount(at, bytes);
-            }
-            start += same;
-        }
-    }
-
-    fn uncount(&mut self, at: Micros, bytes: u64) {
-        self.buffered_bytes = self.buffered_bytes.saturating_sub(bytes);
-        if let Some(counted) = self.bytes_at.get_mut(&at) {
-            *counted = counted.saturating_sub(bytes);
-            if *counted == 0 {
-                self.bytes_at.remove(&at);
-            }
         }
     }
 

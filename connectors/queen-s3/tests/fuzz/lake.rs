@@ -99,15 +99,19 @@ pub fn manifest(body: &[u8]) -> Result<Verdict, String> {
     Ok(Verdict::Accepted)
 }
 
-fn same_again(checkpoint: &Checkpoint) -> Result<Verdict, String> {
+fn same_again(mut checkpoint: Checkpoint) -> Result<Verdict, String> {
+    checkpoint.positions.sort();
     let sane = checkpoint
         .positions
         .iter()
         .all(|position| position.offset >= 0);
     ensure(sane, || format!("{checkpoint:?}"))?;
-    let object = checkpoint.encode().map_err(|error| error.to_string())?;
+    let object = checkpoint
+        .clone()
+        .encode()
+        .map_err(|error| error.to_string())?;
     let again = Checkpoint::decode(&object).map_err(|error| error.to_string())?;
-    ensure(again == *checkpoint, || {
+    ensure(again == checkpoint, || {
         format!("{checkpoint:?} becomes {again:?}")
     })?;
     Ok(Verdict::Accepted)
@@ -121,22 +125,22 @@ pub fn checkpoint(text: &[u8]) -> Result<Verdict, String> {
     };
     // A Value takes no invalid UTF-8 where nothing is read either.
     let Ok(value) = serde_json::from_slice::<Value>(text) else {
-        return same_again(&checkpoint);
+        return same_again(checkpoint);
     };
     let positions = value["positions"].as_array().ok_or("no positions")?;
     let same = positions.len() == checkpoint.positions.len()
         && positions
             .iter()
-            .zip(&checkpoint.positions)
-            .all(|(value, read)| value[0] == *read.partition && value[1] == read.offset);
+            .zip(checkpoint.positions.iter())
+            .all(|(value, read)| value[0] == read.partition && value[1] == read.offset);
     ensure(same, || format!("{value} is {checkpoint:?}"))?;
-    same_again(&checkpoint)
+    same_again(checkpoint)
 }
 
 /// The object itself.
 pub fn checkpoint_frame(object: &[u8]) -> Result<Verdict, String> {
     match Checkpoint::decode(object) {
-        Ok(checkpoint) => same_again(&checkpoint),
+        Ok(checkpoint) => same_again(checkpoint),
         Err(_) => Ok(Verdict::Refused),
     }
 }

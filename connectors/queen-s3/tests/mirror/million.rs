@@ -18,7 +18,7 @@ use crate::{HOUR, SECOND, TEN};
 const PARTITIONS: u32 = 1_000_000;
 const MOVED: u32 = 50;
 /// Bytes that a partition in which nothing happens may cost.
-const RESIDENT_BYTES: u64 = 160;
+const RESIDENT_BYTES: u64 = 140;
 
 fn name(number: u32) -> Name {
     Name::from(format!("tenant-{number:07}"))

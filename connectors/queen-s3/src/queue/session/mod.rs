@@ -18,7 +18,7 @@ use super::turn::{Turn, Waiting};
 use super::{End, Standing, Task, stopping};
 use crate::broker::{BrokerError, Changed, FetchAnswer};
 use crate::gaps::Gaps;
-use crate::lake::checkpoint::Position;
+use crate::lake::checkpoint::Positions;
 use crate::lake::documents::Intent;
 use crate::limits::{
     FETCH_CALL_LEAST_BYTES, FETCH_ENTRY_LEAST_BYTES, PROBE_BYTES, QUEUE_ROOM_BYTES,
@@ -79,7 +79,7 @@ struct Ahead {
     turn: oneshot::Sender<Standing>,
     record_bytes: u64,
     /// What a checkpoint after the window before it holds, if one is due.
-    positions: Option<Vec<Position>>,
+    positions: Option<Positions>,
 }
 
 struct Session<'a> {

@@ -212,7 +212,10 @@ fn a_partition_that_a_full_pass_does_not_name_has_ended() {
 #[test]
 fn a_restored_position_of_a_former_life_is_not_used() {
     let mut engine = engine(1_000);
-    engine.restore(vec![position("a", 10, Some(1)), position("b", 10, None)]);
+    engine.restore(&Positions::from_iter([
+        position("a", 10, Some(1)),
+        position("b", 10, None),
+    ]));
     pass(
         &mut engine,
         1_010,
@@ -225,7 +228,7 @@ fn a_restored_position_of_a_former_life_is_not_used() {
 #[test]
 fn what_a_manifest_names_of_a_former_life_does_not_hide_a_loss_of_the_next() {
     let mut engine = engine(1_000);
-    engine.restore(vec![position("a", 10, Some(1))]);
+    engine.restore(&Positions::from_iter([position("a", 10, Some(1))]));
     engine.note_named(vec![OffsetRange {
         partition: "a".into(),
         from: 0,
@@ -240,7 +243,7 @@ fn what_a_manifest_names_of_a_former_life_does_not_hide_a_loss_of_the_next() {
 #[test]
 fn what_was_read_of_a_queue_that_is_gone_goes_into_a_window_that_names_the_rest_as_lost() {
     let mut engine = engine(1_000);
-    engine.restore(vec![position("b", 4, None)]);
+    engine.restore(&Positions::from_iter([position("b", 4, None)]));
     let all = [listed("a", 0, 4, None), listed("b", 0, 6, None)];
     pass(&mut engine, 1_010, &all);
     read(&mut engine, "a", &[(0, 1_005), (1, 1_006)], 5);

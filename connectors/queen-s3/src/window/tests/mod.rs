@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::broker::{EntryError, FetchedEntry, ListedPartition};
-use crate::lake::checkpoint::Position;
+use crate::lake::checkpoint::{Position, Positions};
 use crate::memory::MemoryBudget;
 use crate::record::{Batch, Ids, RecordIndex};
 
@@ -171,10 +171,23 @@ fn offsets(window: &ClosedWindow) -> Vec<(String, Vec<i64>)> {
         .collect()
 }
 
-fn position(name: &str, offset: i64, id: Option<u128>) -> Position {
+fn position(partition: &str, offset: i64, id: Option<u128>) -> Position<'_> {
     Position {
-        partition: name.into(),
+        partition,
         offset,
         id: id.map(Uuid::from_u128),
     }
+}
+
+/// What a checkpoint taken now says: `(name, offset, id)`, by name.
+fn checkpoint(engine: &Engine) -> Vec<(String, i64, Option<u128>)> {
+    let mut positions = engine.checkpoint();
+    positions.sort();
+    positions
+        .iter()
+        .map(|one| {
+            let id = one.id.map(|id| id.as_u128());
+            (one.partition.to_owned(), one.offset, id)
+        })
+        .collect()
 }

@@ -35,8 +35,8 @@ fn a_checkpoint_names_the_first_offset_in_no_window() {
     read(&mut engine, "b", &[(3, 1_010 + AGE)], 4);
     window(&mut engine);
     assert_eq!(
-        engine.checkpoint(),
-        [position("a", 1, Some(7)), position("b", 3, None)]
+        checkpoint(&engine),
+        [("a".to_owned(), 1, Some(7)), ("b".to_owned(), 3, None)]
     );
 }
 
@@ -48,19 +48,19 @@ fn a_range_lost_and_in_no_manifest_yet_holds_the_checkpoint_back() {
     pass(&mut engine, 1_011, &[listed("a", 5, 6, None)]);
     read(&mut engine, "a", &[(5, 1_005), (6, 1_006)], 7);
     assert_eq!(
-        engine.checkpoint()[0].offset,
+        checkpoint(&engine)[0].1,
         0,
         "the first record is in no window either"
     );
     pass(&mut engine, 1_011 + AGE, &[]);
     window(&mut engine);
-    assert_eq!(engine.checkpoint()[0].offset, 7);
+    assert_eq!(checkpoint(&engine)[0].1, 7);
 }
 
 #[test]
 fn a_restored_position_is_trusted_after_the_record_before_it_was_seen() {
     let mut engine = engine(1_000);
-    engine.restore(vec![position("a", 500_000, None)]);
+    engine.restore(&Positions::from_iter([position("a", 500_000, None)]));
     pass(&mut engine, 1_010, &[listed("a", 0, 500_000, None)]);
     read(
         &mut engine,
@@ -78,7 +78,7 @@ fn a_restored_position_is_trusted_after_the_record_before_it_was_seen() {
 #[test]
 fn a_restored_position_that_is_too_far_is_looked_for_again() {
     let mut engine = engine(1_000);
-    engine.restore(vec![position("a", 500_000, None)]);
+    engine.restore(&Positions::from_iter([position("a", 500_000, None)]));
     pass(&mut engine, 1_010, &[listed("a", 0, 500_000, None)]);
     read(
         &mut engine,
@@ -94,7 +94,7 @@ fn a_restored_position_that_is_too_far_is_looked_for_again() {
 fn a_restored_position_below_the_log_start_means_a_loss_unless_what_follows_is_committed() {
     for (first_ts, lost) in [(1_005, 1), (999, 0)] {
         let mut engine = engine(1_000);
-        engine.restore(vec![position("a", 10, None)]);
+        engine.restore(&Positions::from_iter([position("a", 10, None)]));
         pass(&mut engine, 1_010, &[listed("a", 20, 20, None)]);
         read(&mut engine, "a", &[(20, first_ts)], 21);
         assert_eq!(engine.take_lost().len(), lost);
@@ -104,7 +104,7 @@ fn a_restored_position_below_the_log_start_means_a_loss_unless_what_follows_is_c
 #[test]
 fn a_long_new_life_below_a_restored_position_holds_the_window_until_it_is_read() {
     let mut engine = engine(1_000);
-    engine.restore(vec![position("a", 5_000, Some(1))]);
+    engine.restore(&Positions::from_iter([position("a", 5_000, Some(1))]));
     pass(&mut engine, 1_010, &[listed("a", 0, 1_000, Some(2))]);
     pass(&mut engine, 1_010 + 2 * AGE, &[]);
     assert!(engine.close(Press::None).is_none());
@@ -114,12 +114,15 @@ fn a_long_new_life_below_a_restored_position_holds_the_window_until_it_is_read()
 #[test]
 fn partitions_that_did_not_move_keep_their_restored_positions_without_a_request() {
     let mut engine = engine(1_000);
-    engine.restore(vec![position("a", 10, None), position("b", 20, None)]);
+    engine.restore(&Positions::from_iter([
+        position("a", 10, None),
+        position("b", 20, None),
+    ]));
     pass(&mut engine, 1_010, &[]);
     assert!(!engine.has_ready());
     assert_eq!(
-        engine.checkpoint(),
-        [position("a", 10, None), position("b", 20, None)]
+        checkpoint(&engine),
+        [("a".to_owned(), 10, None), ("b".to_owned(), 20, None)]
     );
 }
 
@@ -127,7 +130,7 @@ fn partitions_that_did_not_move_keep_their_restored_positions_without_a_request(
 fn an_emptied_log_is_a_loss_unless_it_was_last_written_to_before_the_committed_end() {
     for (written_at, lost) in [(None, 1), (Some(998), 1), (Some(997), 0)] {
         let mut engine = engine(1_000);
-        engine.restore(vec![position("a", 10, None)]);
+        engine.restore(&Positions::from_iter([position("a", 10, None)]));
         let emptied = ListedPartition {
             last_write_at: written_at.map(at),
             ..listed("a", 20, 19, None)
@@ -135,14 +138,14 @@ fn an_emptied_log_is_a_loss_unless_it_was_last_written_to_before_the_committed_e
         run_pass(&mut engine, 1_010, &[emptied], true);
         assert!(!engine.has_ready());
         assert_eq!(engine.take_lost().len(), lost, "written at {written_at:?}");
-        assert_eq!(engine.checkpoint(), [position("a", 20, None)]);
+        assert_eq!(checkpoint(&engine), [("a".to_owned(), 20, None)]);
     }
 }
 
 #[test]
 fn a_partition_that_was_not_written_to_since_the_committed_end_is_neither_searched_nor_read() {
     let mut engine = engine(1_000);
-    engine.restore(vec![position("a", 10, None)]);
+    engine.restore(&Positions::from_iter([position("a", 10, None)]));
     let quiet = [
         written(listed("a", 0, 5_000, None), 997),
         written(listed("b", 0, 5_000, None), 997),
@@ -162,7 +165,7 @@ fn a_partition_that_was_not_written_to_since_the_committed_end_is_neither_search
 fn a_doubtful_loss_whose_log_is_emptied_is_settled() {
     for (written_at, lost) in [(1_005, vec![(10, 29)]), (997, vec![])] {
         let mut engine = engine(1_000);
-        engine.restore(vec![position("a", 10, None)]);
+        engine.restore(&Positions::from_iter([position("a", 10, None)]));
         pass(&mut engine, 1_010, &[listed("a", 20, 29, None)]);
         assert!(engine.wants_probes());
         let emptied = written(listed("a", 30, 29, None), written_at);

@@ -1,0 +1,82 @@
+//! How many record bytes are buffered, and at which instants: what a window would hold.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::partition::Run;
+use crate::encode::record_bytes;
+use crate::record::Chunk;
+use crate::time::Micros;
+
+/// Record bytes (JSONL line lengths) by the instant that puts them into a window.
+#[derive(Debug, Default)]
+pub(super) struct Sizes {
+    at: BTreeMap<Micros, u64>,
+    total: u64,
+}
+
+impl Sizes {
+    /// All bytes that are buffered.
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// The earliest instant that has records.
+    pub(super) fn first(&self) -> Option<Micros> {
+        self.at.first_key_value().map(|(at, _)| *at)
+    }
+
+    /// The instants that have records, and their bytes, from the earliest one on.
+    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = (Micros, u64)> {
+        self.at.iter().map(|(at, bytes)| (*at, *bytes))
+    }
+
+    /// Counts a run of the partition `name` in. No record of it is below `cut`, and none counts below
+    /// the run's floor.
+    pub(super) fn add(&mut self, name: &str, run: &Run, cut: Micros) {
+        for (at, bytes) in instants(name, run, cut) {
+            *self.at.entry(at).or_default() += bytes;
+            self.total += bytes;
+        }
+    }
+
+    /// Counts a run out that was counted in.
+    pub(super) fn remove(&mut self, name: &str, run: &Run, cut: Micros) {
+        for (at, bytes) in instants(name, run, cut) {
+            self.total = self.total.saturating_sub(bytes);
+            if let Some(counted) = self.at.get_mut(&at) {
+                *counted = counted.saturating_sub(bytes);
+                if *counted == 0 {
+                    self.at.remove(&at);
+                }
+            }
+        }
+    }
+
+    /// Counts everything below `end` out: its bytes.
+    pub(super) fn take_below(&mut self, end: Micros) -> u64 {
+        let above = self.at.split_off(&end);
+        let taken = std::mem::replace(&mut self.at, above).values().sum();
+        self.total -= taken;
+        taken
+    }
+}
+
+/// The bytes of `run` by the instant at which they count.
+fn instants(name: &str, run: &Run, cut: Micros) -> impl Iterator<Item = (Micros, u64)> {
+    let floor = run.floor.max(cut);
+    let Chunk { batch, range } = &run.chunk;
+    let mut start = range.start;
+    std::iter::from_fn(move || {
+        let rest = &batch.index()[start as usize..range.end as usize];
+        let first = rest.first()?;
+        let same = rest.iter().take_while(|record| record.ts == first.ts);
+        let end = start + same.count() as u32;
+        let chunk = Chunk {
+            batch: Arc::clone(batch),
+            range: start..end,
+        };
+        start = end;
+        Some((first.ts.max(floor), record_bytes(name, &chunk)))
+    })
+}
