@@ -369,7 +369,7 @@ fn what_was_read_of_a_life_that_an_answer_ended_is_not_dropped_for_room() {
 #[test]
 fn a_position_is_not_looked_for_in_another_life() {
     let mut engine = engine(1_000);
-    engine.restore(vec![position("a", 10, Some(1))]);
+    engine.restore(&Positions::from_iter([position("a", 10, Some(1))]));
     pass(&mut engine, 1_010, &[listed("a", 0, 20, Some(1))]);
     let probe = engine.next_probes(1).remove(0);
     assert_eq!(probe.offset, 9);
