@@ -17,7 +17,6 @@ use crate::consume::discovery::Positions;
 use crate::consume::ids::SegmentIds;
 use crate::database::{BootError, Database};
 use crate::embedded::{EmbeddedSink, SinkState};
-use crate::error::describe;
 use crate::http::{self, Door, serve};
 use crate::kv;
 use crate::limits::{SPARE_DESCRIPTORS, STOP_GRACE};
@@ -282,9 +281,12 @@ async fn cursor_key(database: &Database, config: &Config) -> Result<CursorKey, B
         .client()
         .await
         .map_err(|error| failed(error.to_string()))?;
-    let row = client
-        .query_one("SELECT cursor_key FROM queen.cluster", &[])
-        .await
-        .map_err(|error| failed(describe(&error)))?;
+    let read = async {
+        let statement = client
+            .prepare_cached("SELECT cursor_key FROM queen.cluster")
+            .await?;
+        client.query_one(&statement, &[]).await
+    };
+    let row = read.await.map_err(|error| failed(error.to_string()))?;
     Ok(CursorKey::new(row.get(0)))
 }

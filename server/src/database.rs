@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::{
-    BuildError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Status, Timeouts,
+    BuildError, Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime, Status,
+    TimeoutType, Timeouts,
 };
 use refinery::Report;
 use refinery::error::Kind;
@@ -16,11 +17,12 @@ use tokio_postgres::{AsyncMessage, Client, Connection, Socket};
 use crate::config::DatabaseConfig;
 use crate::error::{ApiError, describe};
 use crate::limits::{
-    CONNECT_TIMEOUT, CONNECTION_WAIT, LANE_SHARES, LOCK_CLASS_MIGRATE, MIGRATION_ATTEMPTS,
-    MIGRATION_LOCK_WAIT, MIGRATION_PAUSE, OBSERVING_SHARE, SILENCE_LIMIT, SILENCE_PROBE,
-    SILENCE_PROBES,
+    ANSWER_MARGIN, CONNECT_TIMEOUT, CONNECTION_WAIT, LANE_SHARES, LOCK_CLASS_MIGRATE,
+    MIGRATION_ATTEMPTS, MIGRATION_LOCK_WAIT, MIGRATION_PAUSE, OBSERVING_SHARE, SILENCE_LIMIT,
+    SILENCE_PROBE, SILENCE_PROBES, SILENT_SESSIONS,
 };
-use crate::tls::{Stream, Tls};
+use crate::session::{Connector, Ends, Lent, Session, verify};
+use crate::tls::Stream;
 
 mod embedded {
     refinery::embed_migrations!("sql/migrations");
@@ -71,6 +73,8 @@ pub struct Database {
     observing: Pool,
     /// Discovery leaves a session to health, where there are two.
     discovering: Arc<Semaphore>,
+    /// When one of them ended.
+    ends: Arc<Ends>,
     config: DatabaseConfig,
 }
 
@@ -106,8 +110,9 @@ impl Database {
         };
 
         let observers = observing(config.connections);
+        let ends = Arc::<Ends>::default();
         let pool = |size| {
-            pool(config, size).map_err(|error| BootError::Connect {
+            pool(config, size, &ends).map_err(|error| BootError::Connect {
                 address: address.clone(),
                 reason: error.to_string(),
             })
@@ -116,6 +121,7 @@ impl Database {
             pool: pool(config.connections - observers)?,
             observing: pool(observers)?,
             discovering: Arc::new(Semaphore::new(observers.saturating_sub(1).max(1))),
+            ends,
             config: config.clone(),
         })
     }
@@ -125,8 +131,8 @@ impl Database {
     /// # Errors
     ///
     /// `503` when none is free in time or the server is away.
-    pub async fn client(&self) -> Result<Object, ApiError> {
-        Ok(self.pool.get().await?)
+    pub async fn client(&self) -> Result<Session, ApiError> {
+        self.session(&self.pool).await
     }
 
     /// A session that no lane can take.
@@ -134,8 +140,33 @@ impl Database {
     /// # Errors
     ///
     /// As [`client`](Self::client).
-    pub async fn observer(&self) -> Result<Object, ApiError> {
-        Ok(self.observing.get().await?)
+    pub async fn observer(&self) -> Result<Session, ApiError> {
+        self.session(&self.observing).await
+    }
+
+    async fn session(&self, pool: &Pool) -> Result<Session, ApiError> {
+        let got = tokio::select! {
+            got = timeout(SESSION_WAIT, pool.get()) => got,
+            () = self.ends.silent(SILENT_SESSIONS) => {
+                // All that lie in the pool would have to be asked before a new one is made.
+                return Err(ApiError::Unavailable("PostgreSQL does not answer".into()));
+            }
+        };
+        match got {
+            Ok(Ok(object)) => Ok(Session::new(
+                object,
+                self.config.statement_timeout + ANSWER_MARGIN,
+                Arc::clone(&self.ends),
+                self.config.tls.clone(),
+            )),
+            Ok(Err(error)) => {
+                if matches!(error, PoolError::Timeout(TimeoutType::Create)) {
+                    self.ends.note_silence();
+                }
+                Err(error.into())
+            }
+            Err(_) => Err(ApiError::SlowSession("no session in time".into())),
+        }
     }
 
     /// As [`lend`](Self::lend), a session that no lane can take.
@@ -151,11 +182,7 @@ impl Database {
                 "no session for discovery in time".into(),
             ));
         };
-        let client = self.observer().await?;
-        Ok(Lent {
-            held: Some((client, turn)),
-            tls: self.config.tls.clone(),
-        })
+        Ok(Lent::new(self.observer().await?, turn))
     }
 
     /// A session from the pool for work that may be abandoned half way, with what is kept for as
@@ -165,11 +192,7 @@ impl Database {
     ///
     /// As [`client`](Self::client).
     pub async fn lend<K: Send + 'static>(&self, kept: K) -> Result<Lent<K>, ApiError> {
-        let client = self.client().await?;
-        Ok(Lent {
-            held: Some((client, kept)),
-            tls: self.config.tls.clone(),
-        })
+        Ok(Lent::new(self.client().await?, kept))
     }
 
     /// A session of its own outside of the pool, with the connection to drive.
@@ -200,10 +223,17 @@ impl Database {
     }
 }
 
-fn pool(config: &DatabaseConfig, size: usize) -> Result<Pool, BuildError> {
-    let manager = Manager::from_config(
+/// A session is free, verified or new within this time, or it is not worth waiting for.
+const SESSION_WAIT: Duration = CONNECTION_WAIT.saturating_add(CONNECT_TIMEOUT);
+
+fn pool(config: &DatabaseConfig, size: usize, ends: &Arc<Ends>) -> Result<Pool, BuildError> {
+    let connector = Connector {
+        tls: config.tls.clone(),
+        ends: Arc::clone(ends),
+    };
+    let manager = Manager::from_connect(
         session(config, config.statement_timeout),
-        config.tls.clone(),
+        connector,
         ManagerConfig {
             recycling_method: RecyclingMethod::Fast,
         },
@@ -211,64 +241,14 @@ fn pool(config: &DatabaseConfig, size: usize) -> Result<Pool, BuildError> {
     let timeouts = Timeouts {
         wait: Some(CONNECTION_WAIT),
         create: Some(CONNECT_TIMEOUT),
-        recycle: Some(CONNECT_TIMEOUT),
+        recycle: None,
     };
     Pool::builder(manager)
         .max_size(size)
         .timeouts(timeouts)
         .runtime(Runtime::Tokio1)
+        .pre_recycle(verify(Arc::clone(ends)))
         .build()
-}
-
-/// A session on loan. Dropped without [`done`](Self::done), its statement is cancelled and the
-/// session ends: nobody may get it while it still works for a client that is gone.
-pub struct Lent<K: Send + 'static> {
-    held: Option<(Object, K)>,
-    tls: Tls,
-}
-
-impl<K: Send + 'static> Lent<K> {
-    /// The session.
-    pub fn client(&self) -> &Object {
-        match &self.held {
-            Some((client, _)) => client,
-            None => unreachable!("a session on loan is given back by value"),
-        }
-    }
-
-    /// Gives it back to the pool: every statement has been answered.
-    pub fn done(mut self) -> K {
-        match self.held.take() {
-            Some((_, kept)) => kept,
-            None => unreachable!("a session on loan is given back by value"),
-        }
-    }
-}
-
-impl<K: Send + 'static> Drop for Lent<K> {
-    fn drop(&mut self) {
-        let Some((client, kept)) = self.held.take() else {
-            return;
-        };
-        let session = Object::take(client);
-        let tls = self.tls.clone();
-        // Without a runtime the process is about to end, and its sessions with it.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            return;
-        };
-        runtime.spawn(async move {
-            let cancel = session.cancel_token();
-            match timeout(CONNECT_TIMEOUT, cancel.cancel_query(tls)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => {
-                    tracing::debug!(error = describe(&error), "a statement was not cancelled");
-                }
-                Err(_) => tracing::debug!("a statement was not cancelled in time"),
-            }
-            drop(session);
-            drop(kept);
-        });
-    }
 }
 
 /// Session settings. The plans of the broker's statements must not depend on when statistics were

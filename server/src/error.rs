@@ -8,6 +8,7 @@ use tokio_postgres::error::SqlState;
 
 use crate::admission::Overload;
 use crate::auth::Refusal;
+use crate::session::Failure;
 
 /// Why a request was not served. Becomes `{"error", "code"}` with a fitting status.
 #[derive(Debug, thiserror::Error)]
@@ -181,6 +182,15 @@ impl From<tokio_postgres::Error> for ApiError {
     }
 }
 
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Database(error) => Self::from(error),
+            Failure::Silent(_) => Self::Unavailable(failure.to_string()),
+        }
+    }
+}
+
 impl From<deadpool_postgres::PoolError> for ApiError {
     fn from(error: deadpool_postgres::PoolError) -> Self {
         match error {
@@ -216,7 +226,7 @@ pub fn describe(error: &tokio_postgres::Error) -> String {
 
 /// Without a state from the server, a connection that failed is told from a fault of the broker by
 /// the system's error behind it.
-fn comes_from_io(error: &tokio_postgres::Error) -> bool {
+pub fn comes_from_io(error: &tokio_postgres::Error) -> bool {
     std::iter::successors(std::error::Error::source(error), |inner| inner.source())
         .any(|inner| inner.is::<std::io::Error>())
 }

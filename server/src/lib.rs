@@ -16,5 +16,6 @@ pub mod metrics;
 pub mod name;
 pub mod queue;
 pub mod retention;
+pub mod session;
 pub mod timestamp;
 mod tls;

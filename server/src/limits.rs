@@ -16,8 +16,8 @@ pub const SEGMENT_TARGET_BYTES: usize = MIB;
 pub const SEGMENT_MAX_RECORDS: usize = FETCH_RECORDS_PER_ENTRY;
 /// Level that segments are compressed with: fast, because producers wait for it.
 pub const SEGMENT_ZSTD_LEVEL: i32 = 1;
-/// How often a push is tried when nothing of it was written: deadlock, deletion meanwhile, a lock or
-/// a new session that could not be had in time.
+/// How often a push is tried when nothing of it was written: deadlock, deletion meanwhile, a lock that could not
+/// be had in time.
 pub const PUSH_ATTEMPTS: usize = 4;
 
 /// Work on more bytes than this leaves the asynchronous threads.
@@ -86,6 +86,19 @@ pub const MIGRATION_PAUSE: Duration = Duration::from_secs(1);
 pub const CONNECTION_WAIT: Duration = Duration::from_secs(5);
 /// How long a connection attempt may take.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A statement that PostgreSQL has not answered so long after it should have ended it is not answered any more: the
+/// server is stopped, or its machine is gone.
+pub const ANSWER_MARGIN: Duration = Duration::from_secs(5);
+/// A session that was not used for this long is asked for an answer before it is given out.
+pub const SESSION_TRUST: Duration = Duration::from_secs(1);
+/// So long after one of the sessions ended, all are asked before they are given out.
+pub const SESSION_DOUBT: Duration = Duration::from_secs(5);
+/// How long such an answer may take.
+pub const SESSION_PING: Duration = Duration::from_secs(1);
+/// Of so many sessions without an answer nobody waits for a further one.
+pub const SILENT_SESSIONS: u64 = 2;
+/// A push that has no session by now does not ask for one again: it was not slow, there is none.
+pub const SESSION_PATIENCE: Duration = Duration::from_secs(8);
 /// A database server whose machine has not been heard of for this long is gone.
 pub const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 /// A machine that was not heard of for this long is asked, and again after as long.

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use deadpool_postgres::Object;
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
@@ -17,6 +16,7 @@ use crate::consume::verdict::{Change, Cursor, Item, UNRESOLVABLE, Verdict, settl
 use crate::error::ApiError;
 use crate::http::json;
 use crate::limits::ACK_ATTEMPTS;
+use crate::session::Session;
 
 /// Why a record that was given up on is no dead letter.
 const NOT_KEPT: &str = "no dead letter: retention had deleted the record";
@@ -99,7 +99,7 @@ impl<E: Into<ApiError>> From<E> for Failure {
 }
 
 async fn attempt_ack(
-    client: &Object,
+    client: &Session,
     broker: &Broker,
     tenant: Uuid,
     request: &AckRequest,
@@ -193,7 +193,7 @@ fn item(ack: &Ack, state: &State, known: &Known, ids: &SegmentIds) -> Item {
 }
 
 async fn read(
-    client: &Object,
+    client: &Session,
     tenant: Uuid,
     group: &str,
     lives: &[Uuid],
@@ -243,7 +243,7 @@ async fn read(
 
 /// The ids of what was taken last; what retention has deleted since is left out.
 async fn known(
-    client: &Object,
+    client: &Session,
     broker: &Broker,
     tenant: Uuid,
     state: &State,
@@ -294,7 +294,7 @@ struct Written {
 }
 
 async fn write(
-    client: &Object,
+    client: &Session,
     broker: &Broker,
     tenant: Uuid,
     request: &AckRequest,

@@ -1,6 +1,5 @@
 //! Records that are copied to the dead letters.
 
-use deadpool_postgres::Object;
 use uuid::Uuid;
 
 use crate::consume::ids;
@@ -9,6 +8,7 @@ use crate::error::ApiError;
 use crate::limits::ACK_DEAD_RAW_BYTES;
 use crate::log::codec::Damage;
 use crate::log::seal::{SealKey, Vault, is_sealed};
+use crate::session::Session;
 use crate::timestamp::Timestamp;
 
 /// A partition of which records die.
@@ -70,7 +70,7 @@ impl Dead {
     /// or `500` from the database.
     pub async fn copy(
         &mut self,
-        client: &Object,
+        client: &Session,
         vault: &Vault,
         group: &str,
         origin: &Origin,

@@ -1,12 +1,12 @@
 //! Stored segments, opened for those who consume them.
 
-use deadpool_postgres::Object;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
 use crate::error::ApiError;
 use crate::log::codec::{BlockWriter, Damage, Record, Records, decompress};
 use crate::log::seal::{Place, SealKey, is_sealed, opened};
+use crate::session::Session;
 use crate::timestamp::Timestamp;
 
 /// Opens blocks one after the other, keeping the memory.
@@ -145,7 +145,7 @@ impl Stored {
 ///
 /// `503` or `500` from the database.
 pub async fn load(
-    client: &Object,
+    client: &Session,
     partition: i64,
     from: i64,
     to: i64,

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::Object;
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -11,6 +10,7 @@ use uuid::Uuid;
 use crate::consume::request::{From, PopRequest, Since};
 use crate::error::ApiError;
 use crate::limits::{POP_LOOKS, POP_RAW_BYTES, POP_WAKE_MIN, PUSH_ATTEMPTS, WAITING_GROUPS};
+use crate::session::Session;
 use crate::timestamp::Timestamp;
 
 /// What the database gave.
@@ -32,7 +32,7 @@ pub struct Taken {
 ///
 /// `400` when the group may not wait for a queue that is not there, `503` or `500` from the database.
 pub async fn take(
-    client: &Object,
+    client: &Session,
     tenant: Uuid,
     request: &PopRequest,
     (lease, lease_seconds): (Uuid, Option<i32>),
@@ -109,7 +109,7 @@ pub async fn take(
 }
 
 async fn subscribe(
-    client: &Object,
+    client: &Session,
     tenant: Uuid,
     queue: &str,
     group: &str,

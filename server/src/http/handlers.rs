@@ -81,7 +81,7 @@ pub async fn changed(
     let pages = parsed(body, move |body| changed::parse(body, tenant, &key)).await?;
     let session = broker.database.lend_discovery().await?;
     let (page, safe) = changed::changed(
-        session.client(),
+        session.session(),
         broker.config.safe_floor,
         &broker.cursor_key,
         tenant,

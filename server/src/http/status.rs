@@ -34,9 +34,7 @@ pub async fn health(State(broker): Shared) -> Result<Response, ApiError> {
 }
 
 async fn ping(broker: &Broker) -> Result<(), ApiError> {
-    let client = broker.database.observer().await?;
-    client.batch_execute("SELECT 1").await?;
-    Ok(())
+    Ok(broker.database.observer().await?.ping().await?)
 }
 
 /// What the broker is doing.

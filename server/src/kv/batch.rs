@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use deadpool_postgres::{Object, Transaction};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio_postgres::IsolationLevel;
@@ -11,6 +10,7 @@ use uuid::Uuid;
 use crate::error::ApiError;
 use crate::kv::operation::{Action, Expiry, Operation};
 use crate::kv::store::{self, Name, PageQuery, PageRow, Row};
+use crate::session::{Session, Transaction};
 use crate::timestamp::Timestamp;
 
 /// Why a write did not apply.
@@ -133,7 +133,7 @@ impl Outcome {
 /// `503` or `500` from the database: nothing is written, unless the connection was lost after the
 /// commit was sent.
 pub async fn apply(
-    client: &mut Object,
+    client: &mut Session,
     tenant: Uuid,
     operations: &[Operation],
 ) -> Result<Outcome, ApiError> {
@@ -143,18 +143,13 @@ pub async fn apply(
         });
     }
     let writes = operations.iter().any(|operation| operation.action.writes());
-    let transaction = if writes {
-        // READ COMMITTED: what follows the locks must see what their former holders committed.
-        client
-            .build_transaction()
-            .isolation_level(IsolationLevel::ReadCommitted)
+    // What follows the locks must see what their former holders committed; reads must see one state.
+    let isolation = if writes {
+        IsolationLevel::ReadCommitted
     } else {
-        client
-            .build_transaction()
-            .isolation_level(IsolationLevel::RepeatableRead)
-            .read_only(true)
+        IsolationLevel::RepeatableRead
     };
-    let tx = transaction.start().await?;
+    let tx = client.transaction(isolation, !writes).await?;
     let mut names: Vec<Name> = operations
         .iter()
         .flat_map(|operation| {

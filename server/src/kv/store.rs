@@ -1,11 +1,11 @@
 //! The rows of the key/value store, in SQL.
 
-use deadpool_postgres::Transaction;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::error::ApiError;
 use crate::limits::{KV_LOCK_BUCKETS, KV_PAGE_BYTES, LOCK_CLASS_KV};
+use crate::session::Transaction;
 use crate::timestamp::Timestamp;
 
 /// A live key.

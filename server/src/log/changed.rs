@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::Object;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -12,6 +11,7 @@ use crate::limits::{CHANGED_ENTRIES, CHANGED_PAGE_MAX};
 use crate::log::cursor::{CursorKey, Position};
 use crate::log::safe_time::{SafeTime, safe_time};
 use crate::name::check_name;
+use crate::session::Session;
 use crate::timestamp::Timestamp;
 
 /// Marker of a queue that this tenant does not have.
@@ -155,7 +155,7 @@ LEFT JOIN LATERAL (
 ///
 /// `503` or `500` from the database.
 pub async fn changed(
-    client: &Object,
+    client: &Session,
     floor: Duration,
     key: &CursorKey,
     tenant: Uuid,

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::Object;
 use serde::Deserialize;
 use tokio::time::Instant;
 use tokio_postgres::Row;
@@ -22,6 +21,7 @@ use crate::log::render::{EntryAnswer, Rendered, StoredSegment, render};
 use crate::log::seal::{SealKey, Vault};
 use crate::log::transfer::{SEGMENTS, Version, pack};
 use crate::name::{DEFAULT_PARTITION, PartitionName, check_name};
+use crate::session::Session;
 
 /// Marker of an offset outside of the log; the bounds come with it.
 pub const OFFSET_OUT_OF_RANGE: &str = "OFFSET_OUT_OF_RANGE";
@@ -241,12 +241,12 @@ struct Look {
 async fn look(broker: &Broker, tenant: Uuid, request: &FetchRequest) -> Result<Look, ApiError> {
     let slot = broker.lanes.enter(Lane::Pop).await?;
     let session = broker.database.lend(slot).await?;
-    let look = read(session.client(), tenant, request).await?;
+    let look = read(session.session(), tenant, request).await?;
     session.done();
     Ok(look)
 }
 
-async fn read(client: &Object, tenant: Uuid, request: &FetchRequest) -> Result<Look, ApiError> {
+async fn read(client: &Session, tenant: Uuid, request: &FetchRequest) -> Result<Look, ApiError> {
     const READ: &str = "
         SELECT entry, known, watermark, log_start, base_offset, ts, records, raw_bytes,
                payload_bytes, block, life

@@ -7,8 +7,7 @@
 
 use std::sync::Arc;
 
-use deadpool_postgres::Object;
-use futures_util::TryStreamExt;
+use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
@@ -19,6 +18,7 @@ use crate::limits::RECENT_ROWS;
 use crate::log::push::PreparedPush;
 use crate::log::recent::{Reader, Recent, View};
 use crate::log::repeats::Marks;
+use crate::session::Session;
 
 /// Returns when this broker has room for the ids of a push, and knows enough of its partitions.
 ///
@@ -65,7 +65,7 @@ fn behind(recent: &Recent, tenant: Uuid, push: &PreparedPush, marks: &Marks) -> 
 
 /// Reads what the views lack, or as much of it as there is time and room for.
 async fn read(
-    client: &Object,
+    client: &Session,
     turn: &mut Turn<'_>,
     recent: &Recent,
     readers: &[Reader],
@@ -93,17 +93,16 @@ async fn read(
         let partitions: Vec<i64> = missing.iter().map(|(view, _)| view.partition()).collect();
         let from: Vec<i64> = missing.iter().map(|(_, from)| *from).collect();
         let parameters: [&(dyn ToSql + Sync); 3] = [&partitions, &from, &RECENT_ROWS];
-        let rows = client.query_raw(&statement, parameters).await?;
-        tokio::pin!(rows);
         let mut count = 0;
-        while let Some(row) = rows.try_next().await? {
+        let load = |row: &Row| {
             count += 1;
             let (base, records): (i64, i32) = (row.get(1), row.get(2));
             let ids: Vec<Uuid> = row.get(4);
             let view = missing[row.get::<_, i64>(0).unsigned_abs() as usize - 1].0;
             view.load(&ids, (base, base + i64::from(records)), row.get(3));
             recent.ask_for_room();
-        }
+        };
+        client.each_row(&statement, &parameters, load).await?;
         if count < RECENT_ROWS {
             for (view, _) in &missing {
                 view.loaded();

@@ -6,11 +6,11 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::Object;
 use tokio_postgres::Row;
 
 use crate::error::ApiError;
 use crate::limits::SAFE_GUARD_SECONDS;
+use crate::session::Session;
 use crate::timestamp::Timestamp;
 
 /// The answer, with whether PostgreSQL hid what it takes to be exact.
@@ -64,7 +64,7 @@ const PREPARED: &str =
 /// # Errors
 ///
 /// `503` or `500` from the database; nothing may be answered then.
-pub async fn safe_time(client: &Object, floor: Duration) -> Result<SafeTime, ApiError> {
+pub async fn safe_time(client: &Session, floor: Duration) -> Result<SafeTime, ApiError> {
     let raise = client.prepare_cached(RAISE).await?;
     let activity = client.prepare_cached(ACTIVITY).await?;
     let prepared = client.prepare_cached(PREPARED).await?;

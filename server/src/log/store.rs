@@ -2,23 +2,25 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
-use deadpool_postgres::Object;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::admission::Turn;
 use crate::broker::Broker;
-use crate::error::{ApiError, describe};
+use crate::error::ApiError;
 use crate::limits::{
     INLINE_WORK_BYTES, PUSH_ATTEMPTS, RECENT_LEAST_IDS, RECENT_MOST_UNKNOWN, RECENT_UNKNOWN_PER_ID,
+    SESSION_PATIENCE,
 };
 use crate::log::missing::read_missing;
 use crate::log::push::{Assigned, PreparedPush, prepare_without};
 use crate::log::repeats::{Asked, Earlier, Outcome};
 use crate::log::seal::Vault;
+use crate::session::{Failure, Session};
 
 /// Writes a prepared push in one transaction, and gives it back with what each group was assigned.
 ///
@@ -44,15 +46,13 @@ pub async fn store(
         push = sealed(push, vault, tenant, known).await?;
     }
     let mut attempt = 1;
+    let begun = Instant::now();
     loop {
         let key = vault.key().map(Arc::as_ref);
         let marks = push.marks(tenant, repeats, key);
         read_missing(broker, turn, tenant, &push, &marks).await?;
         let client = match database.client().await {
-            Err(error) if attempt < PUSH_ATTEMPTS && error.is_slow_session() => {
-                attempt += 1;
-                continue;
-            }
+            Err(error) if error.is_slow_session() && begun.elapsed() < SESSION_PATIENCE => continue,
             client => client?,
         };
         let unmarked = push.unmarked(&marks);
@@ -123,7 +123,7 @@ pub async fn store(
                 }
             }
             Err(error) if attempt < PUSH_ATTEMPTS && begins_again(&error) => {
-                tracing::debug!(attempt, error = describe(&error), "push begins again");
+                tracing::debug!(attempt, %error, "push begins again");
                 attempt += 1;
             }
             Err(error) => return Err(error.into()),
@@ -133,14 +133,14 @@ pub async fn store(
 
 /// One attempt: one statement.
 async fn write(
-    client: &Object,
+    client: &Session,
     tenant: Uuid,
     push: &PreparedPush,
     unmarked: &[String],
     secret: &[String],
     asked: &Asked,
     most_unknown: i64,
-) -> Result<Outcome, tokio_postgres::Error> {
+) -> Result<Outcome, Failure> {
     const PUSH: &str = "
         SELECT life, base_offset FROM queen.push($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)
         WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)
@@ -226,7 +226,7 @@ async fn again_without(
 
 /// Those of `queues` that are encrypted at rest.
 async fn encrypted(
-    client: &Object,
+    client: &Session,
     tenant: Uuid,
     queues: &[String],
 ) -> Result<HashSet<String>, ApiError> {
@@ -248,12 +248,12 @@ const REFUSED_UNMARKED: &str = "QS002";
 /// The state that `queen.takes_sealed` raises.
 const REFUSED_SEALED: &str = "QS003";
 
-fn has_state(error: &tokio_postgres::Error, state: &str) -> bool {
+fn has_state(error: &Failure, state: &str) -> bool {
     error.code().is_some_and(|code| code.code() == state)
 }
 
 /// The transaction was rolled back for a reason that another attempt does not meet.
-fn begins_again(error: &tokio_postgres::Error) -> bool {
+fn begins_again(error: &Failure) -> bool {
     error.code().is_some_and(|state| {
         *state == SqlState::T_R_DEADLOCK_DETECTED
             || *state == SqlState::T_R_SERIALIZATION_FAILURE

@@ -1,6 +1,5 @@
 //! `configure`: makes a queue or changes its options.
 
-use deadpool_postgres::Object;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
@@ -8,6 +7,7 @@ use crate::error::ApiError;
 use crate::http::json;
 use crate::name::check_name;
 use crate::queue::options::{Changes, effective};
+use crate::session::Session;
 
 /// A checked configure request.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ pub fn parse(body: &[u8]) -> Result<ConfigureRequest, ApiError> {
 ///
 /// `503` or `500` from the database: nothing has changed then.
 pub async fn configure(
-    client: &Object,
+    client: &Session,
     tenant: Uuid,
     request: &ConfigureRequest,
 ) -> Result<Value, ApiError> {

@@ -1,6 +1,5 @@
 //! Deletion of a queue.
 
-use deadpool_postgres::Object;
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
@@ -8,6 +7,7 @@ use uuid::Uuid;
 use crate::database::Database;
 use crate::error::ApiError;
 use crate::limits::PUSH_ATTEMPTS;
+use crate::session::Session;
 
 /// The answer: the same for a queue that is nowhere and one of another tenant.
 #[derive(Debug, Serialize)]
@@ -56,7 +56,7 @@ pub async fn delete(database: &Database, tenant: Uuid, queue: String) -> Result<
 /// # Errors
 ///
 /// The database's.
-pub async fn raise_floor(client: &Object, tenant: Uuid, queue: &str) -> Result<(), ApiError> {
+pub async fn raise_floor(client: &Session, tenant: Uuid, queue: &str) -> Result<(), ApiError> {
     const RAISE: &str = "SELECT queen.raise_floor($1, $2)";
     let statement = client.prepare_cached(RAISE).await?;
     client.query_one(&statement, &[&tenant, &queue]).await?;

@@ -1,11 +1,11 @@
 //! `resources/queues`: the queues of a tenant.
 
-use deadpool_postgres::Object;
 use serde::Serialize;
 use serde_json::Value;
 use uuid::Uuid;
 
 use crate::error::ApiError;
+use crate::session::Session;
 use crate::timestamp::Timestamp;
 
 /// The answer.
@@ -28,7 +28,7 @@ struct Queue {
 /// # Errors
 ///
 /// `503` or `500` from the database.
-pub async fn list(client: &Object, tenant: Uuid) -> Result<Answer, ApiError> {
+pub async fn list(client: &Session, tenant: Uuid) -> Result<Answer, ApiError> {
     const LIST: &str =
         "SELECT name, options, created_at FROM queen.queues WHERE tenant = $1 ORDER BY name";
     let statement = client.prepare_cached(LIST).await?;

@@ -1,6 +1,5 @@
 //! How far back a queue keeps its segments: its own retention, and the hold of a sink.
 
-use deadpool_postgres::Object;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
@@ -8,6 +7,7 @@ use uuid::Uuid;
 use crate::error::ApiError;
 use crate::limits::SINK_HOLD_SLACK_SECONDS;
 use crate::queue::options::effective;
+use crate::session::Session;
 use crate::timestamp::Timestamp;
 
 /// The namespace of the sink's documents.
@@ -90,7 +90,7 @@ impl Policy {
     /// then the ceiling alone holds.
     pub async fn read_cutoffs(
         &self,
-        client: &Object,
+        client: &Session,
         tenant: Uuid,
         queue: &str,
     ) -> Result<Cutoffs, ApiError> {
@@ -112,7 +112,7 @@ impl Policy {
 }
 
 async fn pointer(
-    client: &Object,
+    client: &Session,
     tenant: Uuid,
     sink: &str,
     queue: &str,

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::Object;
 use uuid::Uuid;
 
 use super::Queue;
 use super::hold::Cutoffs;
 use crate::error::ApiError;
 use crate::limits::RETENTION_SEGMENTS;
+use crate::session::Session;
 use crate::timestamp::Timestamp;
 
 /// A partition as retention sees it.
@@ -25,7 +25,7 @@ pub struct Partition {
 }
 
 /// A page of all queues by id.
-pub async fn queues(client: &Object, after: i64, limit: i64) -> Result<Vec<Queue>, ApiError> {
+pub async fn queues(client: &Session, after: i64, limit: i64) -> Result<Vec<Queue>, ApiError> {
     const QUEUES: &str = "SELECT id, tenant, name, options FROM queen.queues
          WHERE id > $1 AND tenant IS NOT NULL ORDER BY id LIMIT $2";
     let statement = client.prepare_cached(QUEUES).await?;
@@ -43,7 +43,7 @@ pub async fn queues(client: &Object, after: i64, limit: i64) -> Result<Vec<Queue
 
 /// A page of a queue's partitions by name. With `idle_days` 0 none is idle.
 pub async fn page(
-    client: &Object,
+    client: &Session,
     queue: i64,
     after: &str,
     limit: i64,
@@ -78,7 +78,7 @@ pub async fn page(
 /// Deletes the segments of `partitions` that may go by `cutoffs`, and gives back how many records that
 /// hid.
 pub async fn expire(
-    client: &Object,
+    client: &Session,
     partitions: &[i64],
     cutoffs: Cutoffs,
 ) -> Result<u64, ApiError> {
@@ -160,7 +160,7 @@ pub async fn expire(
 
 /// Removes those of `partitions` that are still empty and idle, and gives back how many.
 pub async fn remove_partitions(
-    client: &Object,
+    client: &Session,
     partitions: &[i64],
     idle_days: i32,
 ) -> Result<u64, ApiError> {
@@ -201,7 +201,7 @@ pub struct DeletedQueue {
 
 /// One deleted queue after the one with the id `after`.
 pub async fn deleted_queue(
-    client: &Object,
+    client: &Session,
     after: i64,
 ) -> Result<Option<(i64, DeletedQueue)>, ApiError> {
     const NEXT: &str = "
@@ -218,7 +218,7 @@ pub async fn deleted_queue(
 
 /// Removes some partitions or dead letters of a deleted queue, or the queue itself when none is left.
 /// How many of them that were.
-pub async fn dismantle(client: &Object, queue: &DeletedQueue, rows: i64) -> Result<u64, ApiError> {
+pub async fn dismantle(client: &Session, queue: &DeletedQueue, rows: i64) -> Result<u64, ApiError> {
     // A push that has found the queue before its deletion may hold a row: the next pass takes it.
     const REMOVE: &str = "
         WITH locked AS (
@@ -256,7 +256,7 @@ pub async fn dismantle(client: &Object, queue: &DeletedQueue, rows: i64) -> Resu
 }
 
 /// A deleted group after the one with the id `after`, if it has cursors or may still be given some.
-pub async fn deleted_group(client: &Object, after: i64) -> Result<Option<i64>, ApiError> {
+pub async fn deleted_group(client: &Session, after: i64) -> Result<Option<i64>, ApiError> {
     const NEXT: &str = "
         SELECT group_id FROM queen.deleted_groups WHERE group_id > $1 ORDER BY group_id LIMIT 1";
     let statement = client.prepare_cached(NEXT).await?;
@@ -267,7 +267,7 @@ pub async fn deleted_group(client: &Object, after: i64) -> Result<Option<i64>, A
 /// Removes some cursors of a deleted group, and forgets one that has none and was deleted longer ago than it
 /// may be given some. How many they were.
 pub async fn remove_cursors(
-    client: &Object,
+    client: &Session,
     group: i64,
     rows: i64,
     kept: Duration,
@@ -297,7 +297,7 @@ pub async fn remove_cursors(
 
 /// Deletes some segments of removed partitions. Whether there may be more.
 pub async fn empty_trash(
-    client: &Object,
+    client: &Session,
     partitions: i64,
     segments: i64,
 ) -> Result<bool, ApiError> {

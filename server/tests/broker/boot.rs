@@ -126,11 +126,11 @@ async fn every_session_carries_the_write_timeouts_whatever_the_server_is_set_to(
                    || ' ' || current_setting('idle_in_transaction_session_timeout')";
     let (lane, observer) = (database.client().await, database.observer().await);
     for row in [
-        separate.query_one(sql, &[]).await,
-        lane.unwrap().query_one(sql, &[]).await,
-        observer.unwrap().query_one(sql, &[]).await,
+        separate.query_one(sql, &[]).await.unwrap(),
+        lane.unwrap().query_one(sql, &[]).await.unwrap(),
+        observer.unwrap().query_one(sql, &[]).await.unwrap(),
     ] {
-        assert_eq!(row.unwrap().get::<_, String>(0), "7s 3s 2s");
+        assert_eq!(row.get::<_, String>(0), "7s 3s 2s");
     }
 }
 

@@ -434,7 +434,7 @@ async fn a_batch_whose_session_is_cut_half_way_writes_nothing_and_may_be_sent_ag
     assert_eq!(answer.retry_after.as_deref(), Some("1"));
     holder.batch_execute("ROLLBACK").await.unwrap();
     let look = format!(r#"{{"operations":[{}]}}"#, get("a"));
-    assert_eq!(fixture.post_again(ROUTE, &look).await.status, 200);
+    assert_eq!(fixture.post(ROUTE, look).await.status, 200);
     for key in ["a", "b"] {
         assert_eq!(
             one(&fixture, &get(key)).await.value,
@@ -443,7 +443,7 @@ async fn a_batch_whose_session_is_cut_half_way_writes_nothing_and_may_be_sent_ag
         );
     }
     assert!(!one(&fixture, &get("count")).await.found());
-    assert_eq!(fixture.post_again(ROUTE, &body).await.status, 200);
+    assert_eq!(fixture.post(ROUTE, body).await.status, 200);
     for (key, value) in [("a", 2), ("b", 2), ("count", 1)] {
         assert_eq!(
             one(&fixture, &get(key)).await.value,

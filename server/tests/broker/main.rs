@@ -18,6 +18,7 @@ mod kv;
 mod push;
 mod retention;
 mod safe_time;
+mod sessions;
 mod silence;
 mod support;
 mod tls;

@@ -1,14 +1,17 @@
 //! A PostgreSQL that does not answer.
 
+use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use private_postgres::{Options, PrivatePostgres};
 use queen::broker::Running;
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::support::{Fixture, config, until};
 
@@ -75,6 +78,44 @@ async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut line: watch:
     }
 }
 
+/// The processes of a PostgreSQL, stopped and not ended. They go on when it is dropped.
+struct Stopped(Vec<Pid>);
+
+impl Stopped {
+    fn all_of(postgres: &PrivatePostgres) -> Self {
+        let postmaster = Pid::from_raw(postgres.pid().unwrap()).unwrap();
+        let mut stopped = Self(vec![postmaster]);
+        // Stopped first, it makes no further process.
+        kill_process(postmaster, Signal::STOP).unwrap();
+        for entry in fs::read_dir("/proc").unwrap() {
+            let name = entry.unwrap().file_name();
+            let Ok(pid) = name.to_str().unwrap_or_default().parse() else {
+                continue;
+            };
+            // The process may have ended meanwhile. What follows the name in brackets: its state, its parent.
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+            let parent = rest.split(' ').nth(1).and_then(|pid| pid.parse().ok());
+            if parent == Some(postmaster.as_raw_nonzero().get()) {
+                let child = Pid::from_raw(pid).unwrap();
+                if kill_process(child, Signal::STOP).is_ok() {
+                    stopped.0.push(child);
+                }
+            }
+        }
+        stopped
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            // One that has ended needs no waking.
+            let _ = kill_process(*pid, Signal::CONT);
+        }
+    }
+}
+
 const PUSH: &str = r#"{"items":[{"queue":"q","partition":"p","payload":1}]}"#;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -135,4 +176,67 @@ async fn a_server_that_takes_a_connection_and_says_nothing_ends_the_boot() {
         "{error}"
     );
     assert!(begun.elapsed() < Duration::from_secs(20));
+}
+
+/// Longest time that a request may take while the database is stopped: a wait for a slot, and one for a session
+/// or an answer.
+const ANSWERED: Duration = Duration::from_secs(25);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_of_a_database_that_is_stopped_are_answered_503_in_time_and_leave_no_session() {
+    let variables = [
+        ("QUEEN_PG_CONNECTIONS", "8"),
+        ("QUEEN_PG_STATEMENT_TIMEOUT_MS", "2000"),
+        ("QUEEN_RETENTION_INTERVAL_MS", "100"),
+    ];
+    let postgres = PrivatePostgres::start(Options::throwaway()).unwrap();
+    let fixture = Fixture::on(postgres, &variables).await;
+    let limited = r#"{"queue":"q","options":{"retentionEnabled":true,"retentionSeconds":3600}}"#;
+    assert_eq!(fixture.post("/api/v1/configure", limited).await.status, 200);
+    fixture.push("q", "p", &["0"]).await;
+    let look = r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#;
+    let put = r#"[{"op":"put","ns":"n","key":"k","value":1,"forever":true}]"#;
+    // Two of each: those caught in a statement, and those that come later.
+    for _ in 0..2 {
+        let stopped = Stopped::all_of(&fixture.postgres);
+        let health = async {
+            for _ in 0..3 {
+                let health = fixture.get("/health").await;
+                assert_eq!(health.status, 503, "{}", health.text);
+            }
+        };
+        let requests = futures_util::future::join_all([
+            fixture.post("/api/v1/push", PUSH),
+            fixture.post("/api/v1/push", PUSH),
+            fixture.post("/api/v1/push", PUSH),
+            fixture.post("/api/v1/fetch", look),
+            fixture.post("/api/v1/kv", put),
+            fixture.post("/api/v1/partitions/changed", r#"{"entries":[]}"#),
+            fixture.post("/api/v1/configure", limited),
+        ]);
+        let answers = timeout(ANSWERED, async { tokio::join!(requests, health).0 }).await;
+        let later = timeout(ANSWERED, fixture.post("/api/v1/push", PUSH)).await;
+        let later = later.expect("an answer in time");
+        for answer in answers.expect("answers in time").iter().chain([&later]) {
+            assert_eq!(
+                (answer.status, answer.retry_after.as_deref()),
+                (503, Some("1")),
+                "{}",
+                answer.text
+            );
+        }
+        drop(stopped);
+        until(|| async { fixture.get("/health").await.status == 200 }).await;
+        fixture.push("q", "p", &["1"]).await;
+    }
+    let observer = fixture.session().await;
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'queen'";
+    // One more listens for other brokers.
+    until(|| async {
+        let row = observer.query_one(sessions, &[]).await.unwrap();
+        row.get::<_, i64>(0) <= 9
+    })
+    .await;
+    until(|| async { fixture.broker.broker().database.usage().0 == 0 }).await;
+    assert!(fixture.fetch(look).await.record_count() >= 3);
 }

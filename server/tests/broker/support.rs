@@ -143,20 +143,6 @@ impl Fixture {
         .await;
     }
 
-    /// As [`post`](Self::post), a few times if need be, as a client does that is told to try again: that
-    /// a session was cut may be noticed by the next request only.
-    pub async fn post_again(&self, path: &str, body: &str) -> Answer {
-        const TRIES: usize = 20;
-        let mut answer = self.post(path, body.to_owned()).await;
-        for _ in 1..TRIES {
-            if answer.status != 503 {
-                break;
-            }
-            answer = self.post(path, body.to_owned()).await;
-        }
-        answer
-    }
-
     /// A superuser's session of its own.
     pub async fn session(&self) -> tokio_postgres::Client {
         let mut config = tokio_postgres::Config::new();

@@ -304,7 +304,7 @@ async fn an_ack_whose_session_is_cut_half_way_settles_nothing_and_may_be_sent_ag
         (row.get::<_, i64>(0), row.get::<_, i64>(1))
     };
     assert_eq!(state().await, (0, 2));
-    let again: Vec<AckResult> = fixture.post_again("/api/v1/ack/batch", &body).await.typed();
+    let again: Vec<AckResult> = fixture.post("/api/v1/ack/batch", body).await.typed();
     assert!(again.iter().all(|answer| answer.success) && again[0].dlq);
     assert_eq!(state().await, (1, 0));
 }
