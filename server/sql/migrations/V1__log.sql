@@ -1,6 +1,6 @@
 -- Everything lives in the schema "queen", which exists before the first migration runs.
 
--- A queue of one tenant. "options" holds only what configure has set; defaults are the broker's.
+-- A queue of one tenant. "options" holds only what configure has set: read them by queen.effective.
 -- A deleted queue has no tenant, so that no name finds it. Its row stays until its partitions, which refer to it,
 -- have been removed in small steps.
 CREATE TABLE queen.queues (
@@ -11,6 +11,34 @@ CREATE TABLE queen.queues (
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     UNIQUE (tenant, name)
 );
+
+-- All options of a queue: what is set, and the defaults, which stand here and nowhere else.
+CREATE FUNCTION queen.effective(p_options jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT '{
+        "namespace": "",
+        "task": "",
+        "priority": 0,
+        "leaseTime": 300,
+        "retryLimit": 3,
+        "retryDelay": 0,
+        "maxSize": 0,
+        "ttl": 3600,
+        "deadLetterQueue": true,
+        "dlqAfterMaxRetries": true,
+        "delayedProcessing": 0,
+        "windowBuffer": 0,
+        "retentionSeconds": 0,
+        "completedRetentionSeconds": 0,
+        "retentionEnabled": false,
+        "encryptionEnabled": false,
+        "maxWaitTimeSeconds": 0,
+        "minPopWaitTime": 0,
+        "dedupWindowSeconds": 3600,
+        "retentionSinkHold": "",
+        "retentionSinkHoldMaxSeconds": 604800
+    }'::jsonb || coalesce(p_options, '{}')
+$$;
 
 -- The allocator row of a partition: who holds its lock assigns offsets and timestamps.
 --   life           names this life of the partition: deleted and made again, it differs

@@ -31,7 +31,7 @@ CREATE INDEX transaction_ids_by_expiry ON queen.transaction_ids (expires_at);
 
 -- How long ids count in a queue with these options, in seconds.
 CREATE FUNCTION queen.dedup_window(p_options jsonb) RETURNS integer
-LANGUAGE sql IMMUTABLE AS $$ SELECT coalesce((p_options ->> 'dedupWindowSeconds')::integer, 3600) $$;
+LANGUAGE sql IMMUTABLE AS $$ SELECT (queen.effective(p_options) ->> 'dedupWindowSeconds')::integer $$;
 
 -- Whether records of these queues may repeat a transaction id. Raises an error when not, as
 -- queen.takes_clear does.

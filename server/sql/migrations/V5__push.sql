@@ -7,7 +7,7 @@ BEGIN
         SELECT 1
         FROM unnest(p_queues) AS w (queue)
         JOIN queen.queues q ON q.tenant = p_tenant AND q.name = w.queue
-        WHERE q.options -> 'encryptionEnabled' = 'true'::jsonb
+        WHERE (queen.effective(q.options) ->> 'encryptionEnabled')::boolean
     ) THEN
         RAISE EXCEPTION 'a queue of this push is encrypted at rest' USING ERRCODE = 'QS001';
     END IF;
@@ -24,7 +24,7 @@ BEGIN
         SELECT 1
         FROM unnest(p_queues) AS w (queue)
         LEFT JOIN queen.queues q ON q.tenant = p_tenant AND q.name = w.queue
-        WHERE (q.options -> 'encryptionEnabled') IS DISTINCT FROM 'true'::jsonb
+        WHERE NOT (queen.effective(q.options) ->> 'encryptionEnabled')::boolean
     ) THEN
         RAISE EXCEPTION 'a queue of this push is not encrypted at rest' USING ERRCODE = 'QS003';
     END IF;

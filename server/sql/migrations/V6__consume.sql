@@ -168,6 +168,7 @@ DECLARE
     v_part    queen.partitions;
     v_named   bigint;
     v_until   timestamptz;
+    v_delay   integer;
     v_ready   timestamptz;
     v_from    bigint;
     v_to      bigint;
@@ -181,7 +182,7 @@ DECLARE
     v_looks   integer := 0;
     s         record;
 BEGIN
-    SELECT q.id, q.options INTO v_queue, v_options FROM queen.queues q WHERE q.tenant = p_tenant AND q.name = p_queue;
+    SELECT q.id, queen.effective(q.options) INTO v_queue, v_options FROM queen.queues q WHERE q.tenant = p_tenant AND q.name = p_queue;
     SELECT g.* INTO v_group FROM queen.groups g WHERE g.tenant = p_tenant AND g.queue = p_queue AND g.name = p_group;
     known := v_queue IS NOT NULL;
     group_id := v_group.id;
@@ -225,8 +226,9 @@ BEGIN
         VALUES (v_named, v_group.id, v_now, v_group.moves)
         ON CONFLICT DO NOTHING;
     END IF;
-    v_until := v_now + make_interval(secs => coalesce(p_seconds, (v_options ->> 'leaseTime')::integer, 300));
-    v_ready := v_now - make_interval(secs => coalesce((v_options ->> 'delayedProcessing')::integer, 0));
+    v_until := v_now + make_interval(secs => coalesce(p_seconds, (v_options ->> 'leaseTime')::integer));
+    v_delay := (v_options ->> 'delayedProcessing')::integer;
+    v_ready := v_now - make_interval(secs => v_delay);
 
     WHILE v_left > 0 AND v_claims < p_width AND v_raw > 0 LOOP
         IF v_looks - v_claims = p_looks THEN
@@ -270,7 +272,7 @@ BEGIN
             ORDER BY g.base_offset
         LOOP
             CONTINUE WHEN s.upto <= v_from;
-            IF s.ts > v_ready AND v_options ? 'delayedProcessing' THEN
+            IF s.ts > v_ready AND v_delay > 0 THEN
                 v_later := s.ts + (v_now - v_ready);
                 EXIT;
             END IF;

@@ -202,13 +202,13 @@ async fn read(
         SELECT p.id, c.group_id, q.id, q.name, p.life, p.name, c.next_offset,
                coalesce(c.lease_from, 0), coalesce(c.lease_to, 0), c.lease_id,
                coalesce(c.due > clock_timestamp(), false), c.failed_offset, c.failures,
-               CASE WHEN coalesce((q.options ->> 'deadLetterQueue')::boolean, true)
-                     AND coalesce((q.options ->> 'dlqAfterMaxRetries')::boolean, true)
-                    THEN coalesce((q.options ->> 'retryLimit')::int4, 3) END,
-               coalesce((q.options ->> 'retryDelay')::int4, 0)
+               CASE WHEN (o.options ->> 'deadLetterQueue')::boolean AND (o.options ->> 'dlqAfterMaxRetries')::boolean
+                    THEN (o.options ->> 'retryLimit')::int4 END,
+               (o.options ->> 'retryDelay')::int4
         FROM unnest($3::uuid[]) AS w (life)
         JOIN queen.partitions p ON p.life = w.life
         JOIN queen.queues q ON q.id = p.queue_id AND q.tenant = $1
+        CROSS JOIN LATERAL (SELECT queen.effective(q.options) AS options) o
         JOIN queen.groups s ON s.tenant = q.tenant AND s.queue = q.name AND s.name = $2
         JOIN queen.cursors c ON c.partition_id = p.id AND c.group_id = s.id AND c.moves = s.moves";
     let statement = client.prepare_cached(READ).await?;

@@ -77,14 +77,14 @@ impl Sweep {
             SELECT b.name FROM (
                 (SELECT q.name, 0 AS lap FROM queen.queues q
                  WHERE q.tenant = $1 AND q.name > $4
-                   AND ($2::text IS NULL OR coalesce(q.options ->> 'namespace', '') = $2)
-                   AND ($3::text IS NULL OR coalesce(q.options ->> 'task', '') = $3)
+                   AND ($2::text IS NULL OR queen.effective(q.options) ->> 'namespace' = $2)
+                   AND ($3::text IS NULL OR queen.effective(q.options) ->> 'task' = $3)
                  ORDER BY q.name LIMIT $5)
                 UNION ALL
                 (SELECT q.name, 1 AS lap FROM queen.queues q
                  WHERE q.tenant = $1 AND q.name <= $4
-                   AND ($2::text IS NULL OR coalesce(q.options ->> 'namespace', '') = $2)
-                   AND ($3::text IS NULL OR coalesce(q.options ->> 'task', '') = $3)
+                   AND ($2::text IS NULL OR queen.effective(q.options) ->> 'namespace' = $2)
+                   AND ($3::text IS NULL OR queen.effective(q.options) ->> 'task' = $3)
                  ORDER BY q.name LIMIT $5)
             ) b ORDER BY b.lap, b.name LIMIT $5";
         let (tenant, namespace, task) = &self.key;

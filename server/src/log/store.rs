@@ -233,7 +233,7 @@ async fn encrypted(
     const ENCRYPTED: &str = "
         SELECT q.name FROM unnest($2::text[]) AS w (queue)
         JOIN queen.queues q ON q.tenant = $1 AND q.name = w.queue
-        WHERE q.options -> 'encryptionEnabled' = 'true'::jsonb";
+        WHERE (queen.effective(q.options) ->> 'encryptionEnabled')::boolean";
     let statement = client.prepare_cached(ENCRYPTED).await?;
     let rows = client.query(&statement, &[&tenant, &queues]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())

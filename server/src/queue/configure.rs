@@ -6,7 +6,7 @@ use uuid::Uuid;
 use crate::error::ApiError;
 use crate::http::json;
 use crate::name::check_name;
-use crate::queue::options::{Changes, effective};
+use crate::queue::options::Changes;
 use crate::session::Session;
 
 /// A checked configure request.
@@ -84,7 +84,7 @@ pub async fn configure(
         VALUES ($1, $2, jsonb_strip_nulls($3))
         ON CONFLICT (tenant, name) DO UPDATE
         SET options = CASE WHEN $4 THEN excluded.options ELSE jsonb_strip_nulls(q.options || $3) END
-        RETURNING options";
+        RETURNING queen.effective(options)";
     let statement = client.prepare_cached(CONFIGURE).await?;
     let row = client
         .query_one(
@@ -97,9 +97,11 @@ pub async fn configure(
             ],
         )
         .await?;
-    let all = match row.get(0) {
-        Value::Object(set) => effective(&set),
-        _ => effective(&Map::new()),
+    let Value::Object(all) = row.get(0) else {
+        return Err(ApiError::Internal(format!(
+            "the options of queue {} are no object",
+            request.queue
+        )));
     };
     let mut answer = Map::new();
     answer.insert("configured".into(), json!(true));

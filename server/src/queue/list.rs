@@ -30,7 +30,8 @@ struct Queue {
 /// `503` or `500` from the database.
 pub async fn list(client: &Session, tenant: Uuid) -> Result<Answer, ApiError> {
     const LIST: &str =
-        "SELECT name, options, created_at FROM queen.queues WHERE tenant = $1 ORDER BY name";
+        "SELECT name, queen.effective(options), created_at FROM queen.queues WHERE tenant = $1
+         ORDER BY name";
     let statement = client.prepare_cached(LIST).await?;
     let rows = client.query(&statement, &[&tenant]).await?;
     let queues = rows

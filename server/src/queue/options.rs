@@ -1,4 +1,4 @@
-//! The options of a queue: names, defaults and what is accepted, in one table.
+//! The options of a queue: names and what is accepted, in one table. Defaults are `queen.effective`'s.
 
 use serde_json::{Map, Value, json};
 
@@ -26,13 +26,12 @@ enum Kind {
 
 struct QueueOption {
     name: &'static str,
-    default: fn() -> Value,
     kind: Kind,
 }
 
 macro_rules! options {
-    ($($name:literal $default:tt $kind:expr;)*) => {
-        &[$(QueueOption { name: $name, default: || json!($default), kind: $kind }),*]
+    ($($name:literal $kind:expr;)*) => {
+        &[$(QueueOption { name: $name, kind: $kind }),*]
     };
 }
 
@@ -40,27 +39,27 @@ const COUNT: Kind = Kind::Integer(0, i32::MAX as i64);
 
 /// Every option of a queue.
 const OPTIONS: &[QueueOption] = options! {
-    "namespace" "" Kind::Text;
-    "task" "" Kind::Text;
-    "priority" 0 Kind::Integer(i32::MIN as i64, i32::MAX as i64);
-    "leaseTime" 300 Kind::Integer(1, i32::MAX as i64);
-    "retryLimit" 3 COUNT;
-    "retryDelay" 1000 COUNT;
-    "maxSize" 0 COUNT;
-    "ttl" 3600 COUNT;
-    "deadLetterQueue" true Kind::Flag;
-    "dlqAfterMaxRetries" true Kind::Flag;
-    "delayedProcessing" 0 COUNT;
-    "windowBuffer" 0 COUNT;
-    "retentionSeconds" 0 COUNT;
-    "completedRetentionSeconds" 0 COUNT;
-    "retentionEnabled" false Kind::Flag;
-    "encryptionEnabled" false Kind::Flag;
-    "maxWaitTimeSeconds" 0 COUNT;
-    "minPopWaitTime" 0 Kind::Clamped(0, 60_000);
-    "dedupWindowSeconds" 3600 Kind::Clamped(0, i32::MAX as i64);
-    "retentionSinkHold" "" Kind::Sink;
-    "retentionSinkHoldMaxSeconds" 604800 Kind::Integer(60, 31_536_000);
+    "namespace" Kind::Text;
+    "task" Kind::Text;
+    "priority" Kind::Integer(i32::MIN as i64, i32::MAX as i64);
+    "leaseTime" Kind::Integer(1, i32::MAX as i64);
+    "retryLimit" COUNT;
+    "retryDelay" COUNT;
+    "maxSize" COUNT;
+    "ttl" COUNT;
+    "deadLetterQueue" Kind::Flag;
+    "dlqAfterMaxRetries" Kind::Flag;
+    "delayedProcessing" COUNT;
+    "windowBuffer" COUNT;
+    "retentionSeconds" COUNT;
+    "completedRetentionSeconds" COUNT;
+    "retentionEnabled" Kind::Flag;
+    "encryptionEnabled" Kind::Flag;
+    "maxWaitTimeSeconds" COUNT;
+    "minPopWaitTime" Kind::Clamped(0, 60_000);
+    "dedupWindowSeconds" Kind::Clamped(0, i32::MAX as i64);
+    "retentionSinkHold" Kind::Sink;
+    "retentionSinkHoldMaxSeconds" Kind::Integer(60, 31_536_000);
 };
 
 /// What a configure changes: per option a value, or null for "back to the default".
@@ -134,20 +133,6 @@ impl QueueOption {
     }
 }
 
-/// Every option with its value: what is set, and defaults for the rest.
-pub fn effective(set: &Map<String, Value>) -> Map<String, Value> {
-    OPTIONS
-        .iter()
-        .map(|option| {
-            let value = set.get(option.name).filter(|value| !value.is_null());
-            (
-                option.name.to_owned(),
-                value.cloned().unwrap_or_else(option.default),
-            )
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,16 +176,10 @@ mod tests {
     }
 
     #[test]
-    fn null_goes_back_to_the_default_and_unknown_keys_are_left_alone() {
+    fn null_is_taken_and_unknown_keys_are_left_alone() {
         assert_eq!(
             check(json!({"ttl": null, "colour": 1})),
             Ok(json!({"ttl": null}))
-        );
-        let set = Map::from_iter([("leaseTime".to_owned(), json!(60))]);
-        let all = effective(&set);
-        assert_eq!(
-            (&all["leaseTime"], &all["retryLimit"]),
-            (&json!(60), &json!(3))
         );
     }
 

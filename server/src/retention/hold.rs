@@ -6,7 +6,6 @@ use uuid::Uuid;
 
 use crate::error::ApiError;
 use crate::limits::SINK_HOLD_SLACK_SECONDS;
-use crate::queue::options::effective;
 use crate::session::Session;
 use crate::timestamp::Timestamp;
 
@@ -40,12 +39,11 @@ pub struct Cutoffs {
 }
 
 impl Policy {
-    /// The policy of a queue with these options set; `None` when it keeps everything.
+    /// The policy of a queue with these options, all of which are there; `None` when it keeps everything.
     pub fn of(options: &Map<String, Value>) -> Option<Self> {
-        let all = effective(options);
-        let number = |name: &str| all.get(name).and_then(Value::as_i64).unwrap_or(0);
+        let number = |name: &str| options.get(name).and_then(Value::as_i64).unwrap_or(0);
         let age = |name: &str| Some(number(name)).filter(|seconds| *seconds > 0);
-        let enabled = all.get("retentionEnabled") == Some(&Value::Bool(true));
+        let enabled = options.get("retentionEnabled") == Some(&Value::Bool(true));
         let seconds = age("retentionSeconds").filter(|_| enabled);
         let completed_seconds = age("completedRetentionSeconds").filter(|_| enabled);
         let max_wait_seconds = age("maxWaitTimeSeconds");
@@ -53,7 +51,7 @@ impl Policy {
         if !retained && max_wait_seconds.is_none() {
             return None;
         }
-        let sink = all.get("retentionSinkHold").and_then(Value::as_str);
+        let sink = options.get("retentionSinkHold").and_then(Value::as_str);
         let hold = sink
             .filter(|sink| retained && !sink.is_empty())
             .map(|sink| (sink.to_owned(), number("retentionSinkHoldMaxSeconds")));

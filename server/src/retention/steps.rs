@@ -26,7 +26,7 @@ pub struct Partition {
 
 /// A page of all queues by id.
 pub async fn queues(client: &Session, after: i64, limit: i64) -> Result<Vec<Queue>, ApiError> {
-    const QUEUES: &str = "SELECT id, tenant, name, options FROM queen.queues
+    const QUEUES: &str = "SELECT id, tenant, name, queen.effective(options) FROM queen.queues
          WHERE id > $1 AND tenant IS NOT NULL ORDER BY id LIMIT $2";
     let statement = client.prepare_cached(QUEUES).await?;
     let rows = client.query(&statement, &[&after, &limit]).await?;

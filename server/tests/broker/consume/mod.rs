@@ -3,6 +3,7 @@
 mod ack;
 mod dead_letters;
 mod groups;
+mod options;
 mod pop;
 mod races;
 mod scope;
