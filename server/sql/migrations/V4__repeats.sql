@@ -63,19 +63,28 @@ SET enable_hashjoin = on SET enable_nestloop = off AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    WITH pushed AS MATERIALIZED (
+    -- As a column, so that a group's ids are cut out of it: of a variable they are cut out of a copy of all.
+    WITH flat AS MATERIALIZED (
+        SELECT i_ids AS ids
+    ), pushed AS MATERIALIZED (
         SELECT s.g::integer AS g, generate_series(0, s.records - 1) AS rel,
-               unnest(i_ids[s.start : s.start + s.records::integer - 1]) AS id
-        FROM unnest(i_start, p_counts) WITH ORDINALITY AS s (start, records, g)
+               unnest(f.ids[s.start : s.start + s.records::integer - 1]) AS id
+        FROM flat f CROSS JOIN unnest(i_start, p_counts) WITH ORDINALITY AS s (start, records, g)
         WHERE s.start > 0
     ), known AS MATERIALIZED (
         SELECT r.g, c.base_offset, generate_subscripts(c.ids, 1) - 1 AS rel, unnest(c.ids) AS id
-        FROM unnest(r_group, r_partition, r_from, r_upto) AS r (g, partition_id, low, high)
+        FROM flat f CROSS JOIN unnest(r_group, r_partition, r_from, r_upto) AS r (g, partition_id, low, high)
+        -- Kept apart, so that it is cut out once per range and not for each of its rows.
+        CROSS JOIN LATERAL (
+            SELECT f.ids[i_start[r.g] : i_start[r.g] + p_counts[r.g]::integer - 1] AS ids OFFSET 0
+        ) w
         -- Ordered, so that it stays a look per range.
         CROSS JOIN LATERAL (
             SELECT t.base_offset, t.ids FROM queen.recent_ids t
             WHERE t.partition_id = r.partition_id AND t.base_offset >= r.low AND t.base_offset < r.high
               AND t.expires_at > p_now
+              -- A few ids are compared with a row where it lies; one that has none of them joins nothing.
+              AND (p_counts[r.g] > 32 OR t.ids && w.ids)
             ORDER BY t.base_offset
         ) c
     )

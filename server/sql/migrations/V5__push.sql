@@ -317,10 +317,11 @@ BEGIN
         WHERE w.start > 0
     ) THEN
         RETURN QUERY
+        WITH flat AS MATERIALIZED (SELECT i_ids AS ids)
         SELECT 1, s.g::integer, u.n - 1, p.life, t.record_offset, true, p.id, NULL::bigint,
                NULL::timestamptz, v_now, v_server
-        FROM unnest(i_start, p_counts) WITH ORDINALITY AS s (start, records, g)
-        CROSS JOIN LATERAL unnest(i_ids[s.start : s.start + s.records::integer - 1])
+        FROM flat f CROSS JOIN unnest(i_start, p_counts) WITH ORDINALITY AS s (start, records, g)
+        CROSS JOIN LATERAL unnest(f.ids[s.start : s.start + s.records::integer - 1])
             WITH ORDINALITY AS u (id, n)
         JOIN queen.transaction_ids t ON t.partition_id = v_ids[s.g] AND t.id = u.id AND t.expires_at > v_now
         JOIN queen.partitions p ON p.id = t.partition_id
@@ -335,10 +336,12 @@ BEGIN
     FROM queen.append(v_ids, p_counts, s_group, s_rel, s_records, s_raw, s_payload, s_block)
         WITH ORDINALITY AS w (life, base_offset, ord);
 
+    -- As a column: see queen.repeated_ids.
+    WITH flat AS MATERIALIZED (SELECT i_ids AS ids)
     INSERT INTO queen.recent_ids (partition_id, base_offset, records, expires_at, ids)
     SELECT v_ids[s.g], v_bases[s.g], s.records, v_now + make_interval(secs => v_windows[s.g]),
-           i_ids[s.start : s.start + s.records::integer - 1]
-    FROM unnest(i_start, p_counts) WITH ORDINALITY AS s (start, records, g)
+           f.ids[s.start : s.start + s.records::integer - 1]
+    FROM flat f CROSS JOIN unnest(i_start, p_counts) WITH ORDINALITY AS s (start, records, g)
     WHERE s.start > 0 AND v_windows[s.g] > 0;
 
     RETURN QUERY

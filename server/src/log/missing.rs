@@ -94,19 +94,25 @@ async fn read(
         let from: Vec<i64> = missing.iter().map(|(_, from)| *from).collect();
         let parameters: [&(dyn ToSql + Sync); 3] = [&partitions, &from, &RECENT_ROWS];
         let mut count = 0;
+        let mut last = 0;
         let load = |row: &Row| {
             count += 1;
             let (base, records): (i64, i32) = (row.get(1), row.get(2));
             let ids: Vec<Uuid> = row.get(4);
-            let view = missing[row.get::<_, i64>(0).unsigned_abs() as usize - 1].0;
+            last = row.get::<_, i64>(0).unsigned_abs() as usize - 1;
+            let view = missing[last].0;
             view.load(&ids, (base, base + i64::from(records)), row.get(3));
             recent.ask_for_room();
         };
         client.each_row(&statement, &parameters, load).await?;
         if count < RECENT_ROWS {
-            for (view, _) in &missing {
-                view.loaded();
-            }
+            last = missing.len();
+        }
+        // Rows come view by view: those before the last one's are complete.
+        for (view, _) in &missing[..last] {
+            view.loaded();
+        }
+        if last == missing.len() {
             return Ok(());
         }
         turn.check()?;

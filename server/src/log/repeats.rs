@@ -165,19 +165,18 @@ impl Asked {
             let (queue, partition) = (&push.queues[group], &push.partitions[group]);
             repeats.recent.look(tenant, queue, partition, ids)
         };
-        let known: HashMap<usize, Known> = marks
-            .groups(push.counts())
-            .map(|(group, ids)| (group, look(group, ids)))
-            .collect();
+        let mut known = HashMap::new();
         let mut looks = Looks::default();
-        for (group, known) in &known {
-            for (from, upto) in &known.ranges {
-                looks.server.push(known.server);
-                looks.group.push(*group as i32 + 1);
-                looks.partition.push(known.partition);
+        for (group, ids) in marks.groups(push.counts()) {
+            let of_group: Known = look(group, ids);
+            for (from, upto) in &of_group.ranges {
+                looks.server.push(of_group.server);
+                looks.group.push(group as i32 + 1);
+                looks.partition.push(of_group.partition);
                 looks.from.push(*from);
                 looks.upto.push(*upto);
             }
+            known.insert(group, of_group);
         }
         Self {
             marks,

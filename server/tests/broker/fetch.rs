@@ -459,3 +459,63 @@ async fn without_the_flag_the_tenant_header_means_nothing() {
     let fetch = r#"{"entries":[{"queue":"q","offset":0}]}"#;
     assert_eq!(fixture.fetch(fetch).await.record_count(), 1);
 }
+
+/// Plans are made once a session, and statistics may be old or none: what a fetch reads must not depend on either.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_reads_no_more_than_it_answers_whatever_is_known_of_the_tables() {
+    const ENTRIES: i64 = 64;
+    // One session is the lanes'.
+    let variables = [
+        ("QUEEN_PG_CONNECTIONS", "2"),
+        ("QUEEN_RETENTION_INTERVAL_MS", "3600000"),
+    ];
+    let fixture = Fixture::with(&variables, &[("autovacuum", "off")]).await;
+    fixture.push("q", "p", &["0"]).await;
+    let asked = |partition: i64| {
+        format!(r#"{{"queue":"q","partition":"n{partition}","offset":0,"maxBytes":1}}"#)
+    };
+    // The plan of a database that is all but empty.
+    let first = format!(r#"{{"entries":[{}]}}"#, asked(1));
+    assert_eq!(fixture.fetch(&first).await.record_count(), 0);
+    let session = fixture.session().await;
+    session
+        .batch_execute(
+            "INSERT INTO queen.partitions (queue_id, name, next_offset)
+             SELECT id, 'n' || n, 20 FROM queen.queues, generate_series(1, 20000) n;
+             INSERT INTO queen.segments
+             SELECT p.id, n, now(), s.payload_bytes, s.raw_bytes, s.records, s.block
+             FROM queen.partitions p, generate_series(0, 19) n, queen.segments s
+             WHERE p.name LIKE 'n%' AND n < CASE WHEN p.name < 'n11' THEN 20 ELSE 1 END",
+        )
+        .await
+        .unwrap();
+    let statistics = "SELECT max(reltuples)::int8 FROM pg_class
+                      WHERE oid IN ('queen.partitions'::regclass, 'queen.segments'::regclass)";
+    let known: i64 = session.query_one(statistics, &[]).await.unwrap().get(0);
+    assert_eq!(known, -1, "the tables were analyzed");
+    let entries: Vec<String> = (1..=ENTRIES).map(|n| asked(n * 300)).collect();
+    let body = format!(r#"{{"entries":[{}]}}"#, entries.join(","));
+    let later = fixture.another(&variables).await;
+    for broker in [&fixture.broker, &later] {
+        let read = async || -> i64 {
+            let client = broker.broker().database.client().await.unwrap();
+            let flush = "SELECT pg_stat_force_next_flush()";
+            client.execute(flush, &[]).await.unwrap();
+            drop(client);
+            let sql = "SELECT sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)::int8
+                       FROM pg_statio_user_tables WHERE relname IN ('queues', 'partitions', 'segments')";
+            session.query_one(sql, &[]).await.unwrap().get(0)
+        };
+        let before = read().await;
+        let answer: queen_protocol::FetchResponse = fixture
+            .post_to(broker, "/api/v1/fetch", &body)
+            .await
+            .typed();
+        assert_eq!(answer.record_count(), usize::try_from(ENTRIES).unwrap());
+        // The session tells its figures once it is idle.
+        until(|| async { read().await > before }).await;
+        // Of each entry the queue, the partition and a segment: the way down an index and a page of the table.
+        let pages = read().await - before;
+        assert!(pages <= 15 * ENTRIES, "{pages} pages were read");
+    }
+}

@@ -22,3 +22,4 @@ mod sessions;
 mod silence;
 mod support;
 mod tls;
+mod wide;
