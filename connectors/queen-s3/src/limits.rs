@@ -24,7 +24,7 @@ pub const COMPRESS_STEP_BYTES: usize = MIB;
 /// Zstandard level of JSONL objects and of checkpoints.
 pub const ZSTD_LEVEL: i32 = 3;
 /// Record bytes of an object that one Zstandard worker compresses at a time. Bytes depend on it.
-pub const ZSTD_JOB_BYTES: u32 = 8 * MIB as u32;
+pub const ZSTD_JOB_BYTES: u32 = 4 * MIB as u32;
 /// Most threads that encode one object. Bytes do not depend on it.
 pub const ENCODE_MAX_WORKERS: usize = 4;
 /// Memory of the budget for each of them: as much as a row group's records take.

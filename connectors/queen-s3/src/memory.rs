@@ -103,6 +103,12 @@ impl MemoryBudget {
         Some(Reservation(Hold { budget, bytes }))
     }
 
+    /// Counts `bytes` that are in use whether they fit or not, and are no buffered records.
+    pub fn claim(self: &Arc<Self>, bytes: usize) -> Reservation {
+        self.reserved.fetch_add(bytes, Ordering::Relaxed);
+        Reservation(self.hold(bytes))
+    }
+
     /// Counts `bytes` until the returned hold is dropped.
     pub fn hold(self: &Arc<Self>, bytes: usize) -> Hold {
         self.used.fetch_add(bytes, Ordering::Relaxed);
@@ -197,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_reserved_only_where_there_is_some_and_is_not_buffered() {
+    fn room_is_reserved_where_there_is_some_or_claimed_and_is_not_buffered() {
         let budget = MemoryBudget::new(100);
         let hold = budget.hold(30);
         assert!(budget.reserve(50, 21).is_none());
@@ -209,6 +215,10 @@ mod tests {
         room.shrink(10);
         assert_eq!((budget.used(), budget.buffered()), (40, 30));
         drop(room);
+        assert_eq!((budget.used(), budget.buffered()), (30, 30));
+        let claimed = budget.claim(200);
+        assert_eq!((budget.used(), budget.buffered()), (230, 30));
+        drop(claimed);
         assert_eq!((budget.used(), budget.buffered()), (30, 30));
         drop(hold);
         assert_eq!((budget.used(), budget.buffered()), (0, 0));

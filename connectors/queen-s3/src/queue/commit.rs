@@ -52,7 +52,12 @@ impl Task {
             if !ahead {
                 gate.pass().await;
             }
-            let content = self.build(Permit { gate, fence }, &intent, window).await;
+            let permit = Permit {
+                gate,
+                fence,
+                has_room: room.is_some(),
+            };
+            let content = self.build(permit, &intent, window).await;
             gate.pass().await;
             content
         };

@@ -21,6 +21,7 @@ use crate::bucket::{BucketError, ObjectBody, ObjectInfo};
 use crate::encode::{EncodeError, ObjectEncoder, ObjectSpec, ObjectSummary};
 use crate::lake::{Compression, Format};
 use crate::limits::{ENCODE_STEP_BYTES, PART_BUDGET_BYTES, PARTS_IN_FLIGHT, PARTS_IN_FLIGHT_LEAST};
+use crate::memory::Reservation;
 use crate::observe::sampled::Sampled;
 use crate::record::Chunk;
 
@@ -72,6 +73,13 @@ enum Existing {
 
 type PartUpload<'a> = BoxFuture<'a, (u16, Option<String>)>;
 
+/// Encoded bytes on their way into the bucket.
+struct Encoded {
+    bytes: Bytes,
+    /// What they take of the memory budget, unless the window's room has it.
+    room: Option<Reservation>,
+}
+
 /// Encodes records and uploads what comes out, while more records come.
 pub(super) struct ObjectWriter<'a> {
     task: &'a Task,
@@ -85,7 +93,7 @@ pub(super) struct ObjectWriter<'a> {
     waiting: Vec<(Name, Chunk)>,
     waiting_bytes: usize,
     /// Encoded parts that are not handed to an upload.
-    parts: Vec<Bytes>,
+    parts: Vec<Encoded>,
     upload_id: Option<String>,
     uploads: FuturesUnordered<PartUpload<'a>>,
     /// ETags of finished parts; `None` where the store forgot the upload.
@@ -201,17 +209,16 @@ impl<'a> ObjectWriter<'a> {
                 return Ok((summary, self.tally));
             }
         }
+        self.hold(tail);
         self.permit.gate.pass().await;
         let threshold = self.task.settings().multipart_threshold_bytes;
         if self.upload_id.is_none() && summary.bytes <= threshold {
-            let mut pieces = std::mem::take(&mut self.parts);
-            pieces.extend(tail);
+            let pieces = self.parts.iter().map(|part| part.bytes.clone()).collect();
             let md5 = summary.md5;
             let body = ObjectBody { pieces, md5 };
             self.task.put(self.permit.fence, &self.key, body).await;
             return Ok((summary, self.tally));
         }
-        self.parts.extend(tail);
         self.upload_parts().await;
         self.drain_uploads(0).await;
         self.complete(summary.bytes).await?;
@@ -248,15 +255,25 @@ impl<'a> ObjectWriter<'a> {
                 return Ok(());
             }
         }
-        self.parts.extend(parts);
+        self.hold(parts);
         if !self.permit.gate.is_open() {
             return Ok(());
         }
-        let held: u64 = self.parts.iter().map(|part| part.len() as u64).sum();
+        let held: u64 = self.parts.iter().map(|part| part.bytes.len() as u64).sum();
         if self.upload_id.is_some() || held > self.task.settings().multipart_threshold_bytes {
             self.upload_parts().await;
         }
         Ok(())
+    }
+
+    /// Takes encoded bytes in that are to go up.
+    fn hold(&mut self, parts: Vec<Bytes>) {
+        let budget = &self.task.context.budget;
+        let claim = |bytes: &Bytes| (!self.permit.has_room).then(|| budget.claim(bytes.len()));
+        self.parts.extend(parts.into_iter().map(|bytes| Encoded {
+            room: claim(&bytes),
+            bytes,
+        }));
     }
 
     /// Runs `work` off the async threads while the uploads under way go on.
@@ -286,13 +303,14 @@ impl<'a> ObjectWriter<'a> {
             let number = self.next_part;
             self.next_part += 1;
             let (key, upload_id) = (self.key.clone(), upload_id.clone());
+            let Encoded { bytes, room } = part;
             self.uploads.push(
                 async move {
                     let bucket = &task.context.bucket;
                     let etag = task
                         .persist("multipart_part", || async {
                             match bucket
-                                .upload_part(&key, &upload_id, number, part.clone())
+                                .upload_part(&key, &upload_id, number, bytes.clone())
                                 .await
                             {
                                 Ok(etag) => Ok(Some(etag)),
@@ -301,6 +319,7 @@ impl<'a> ObjectWriter<'a> {
                             }
                         })
                         .await;
+                    drop(room);
                     (number, etag)
                 }
                 .boxed(),

@@ -204,7 +204,11 @@ impl Task {
         below.append(&mut stream.written);
         let sizes = sizes?;
         let gate = &Gate::opened();
-        let permit = Permit { gate, fence };
+        let permit = Permit {
+            gate,
+            fence,
+            has_room: false,
+        };
         let mut writer = WindowWriter::new(self, permit, window.intent, sizes, looking);
         let mut stream = window.stream(self);
         let written = async {

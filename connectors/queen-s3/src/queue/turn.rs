@@ -66,6 +66,8 @@ pub(super) struct Permit<'a> {
     pub(super) gate: &'a Gate,
     /// The lease is held.
     pub(super) fence: &'a Fence,
+    /// What is encoded has its room in the memory budget already.
+    pub(super) has_room: bool,
 }
 
 /// Closed until the intent of a window is durable: what is encoded until then stays in memory.

@@ -85,6 +85,8 @@ pub struct Sink {
     tasks: JoinHandle<()>,
     /// What it shows.
     pub status: Arc<Status>,
+    /// Its memory budget.
+    pub budget: Arc<MemoryBudget>,
     metrics: Metrics,
 }
 
@@ -140,7 +142,7 @@ impl Sink {
             broker,
             bucket: Arc::clone(bucket) as _,
             clock,
-            budget,
+            budget: Arc::clone(&budget),
             status: Arc::clone(&status),
             jitter: Jitter::new(options.seed),
             identity: Identity {
@@ -165,6 +167,7 @@ impl Sink {
             stop,
             tasks,
             status,
+            budget,
             metrics,
         }
     }

@@ -73,6 +73,34 @@ fn goes_up_in_parts(memory: usize, most: usize) {
 }
 
 #[test]
+fn what_is_on_its_way_up_takes_room_in_the_memory_budget() {
+    for (options, operation) in [(Options::new(), "put"), (in_parts(), "multipart_part")] {
+        in_virtual_time(async {
+            let (log, bucket) = (mebibytes(40), Arc::<MemoryBucket>::default());
+            bucket.plan(
+                move |asked| match is_data(asked) && asked.operation == operation {
+                    true => Do::Slowly(Duration::from_secs(30)),
+                    false => Do::Go,
+                },
+            );
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+            let budget = Arc::clone(&sink.budget);
+            let encoded = || budget.used() - budget.buffered();
+            let mut most = 0;
+            eventually("the window", || {
+                most = most.max(encoded());
+                committed(&log, QUEUE).0 == 1
+            })
+            .await;
+            assert_eq!(encoded(), 0);
+            sink.stop().await;
+            let object: usize = bucket.data().values().map(bytes::Bytes::len).sum();
+            assert_eq!(most, object, "{operation}");
+        });
+    }
+}
+
+#[test]
 fn a_completion_whose_answer_is_lost_is_looked_for_and_not_repeated() {
     // The look after it may miss the object; then the store knows the upload no more.
     for misses in [0, 1] {
