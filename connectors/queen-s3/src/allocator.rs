@@ -8,28 +8,39 @@ use tokio::time::interval;
 use tracing::debug;
 
 use crate::encode::compressors;
-use crate::limits::{IDLE_MEMORY_EVERY, IDLE_MEMORY_LEAST_BYTES};
+use crate::limits::{IDLE_MEMORY_EVERY, IDLE_MEMORY_LEAST_BYTES, LITTLE_MEMORY_BYTES};
 use crate::memory::MemoryBudget;
 
-/// Allocations from this many bytes on are given back to the system when they are freed, once
-/// [`prefer_little`] was called. Left alone, the library raises the bound to the largest one freed.
+/// Allocations from this many bytes on are given back to the system when they are freed. Left alone,
+/// the library raises the bound to the largest one freed, and what is freed of parts and answers then
+/// stays, in a heap of each thread.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-const RETURNED_BYTES: libc::c_int = 256 << 10;
+const RETURNED_BYTES: libc::c_int = 4 << 20;
+/// The same where little memory is to be taken.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const LITTLE_RETURNED_BYTES: libc::c_int = 256 << 10;
 /// Heaps between which threads share out, then. Each keeps what its buffers left behind.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const HEAPS: libc::c_int = 2;
 
-/// Takes little memory rather than little time. To be called before there are threads.
-pub fn prefer_little() {
+/// Sets the allocator up for a memory budget of so many bytes: with a small one it takes little memory
+/// rather than little time. To be called before there are threads.
+pub fn set_up(budget_bytes: usize) {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     #[allow(unsafe_code, reason = "the library has no safe way to set parameters")]
     // SAFETY: `mallopt` takes two numbers and sets parameters of the allocator under its own lock.
     unsafe {
         // They fail for unknown parameters and values out of bounds only; memory is then used as if
         // nothing had been asked for.
-        libc::mallopt(libc::M_ARENA_MAX, HEAPS);
-        libc::mallopt(libc::M_MMAP_THRESHOLD, RETURNED_BYTES);
+        if budget_bytes < LITTLE_MEMORY_BYTES {
+            libc::mallopt(libc::M_ARENA_MAX, HEAPS);
+            libc::mallopt(libc::M_MMAP_THRESHOLD, LITTLE_RETURNED_BYTES);
+        } else {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, RETURNED_BYTES);
+        }
     }
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    let _ = budget_bytes;
 }
 
 /// Gives memory that is free back to the system, wherever it lies.

@@ -14,7 +14,7 @@ use queen_s3::command::{Command, USAGE};
 use queen_s3::compute::Compute;
 use queen_s3::config::{self, Config, CrashPoint, Identity, Queues};
 use queen_s3::lake::is_sidecar;
-use queen_s3::limits::{LITTLE_MEMORY_BYTES, PART_BYTES};
+use queen_s3::limits::PART_BYTES;
 use queen_s3::memory::MemoryBudget;
 use queen_s3::observe::boot_line::BootLine;
 use queen_s3::observe::logging::{self, fatal};
@@ -110,9 +110,7 @@ where
         };
         Failure::new(Exit::Configuration, text)
     })?;
-    if config.memory_bytes < LITTLE_MEMORY_BYTES {
-        allocator::prefer_little();
-    }
+    allocator::set_up(config.memory_bytes);
     logging::start(config.log_format, &config.log_filter)
         .map_err(|error| Failure::new(Exit::Configuration, format!("RUST_LOG: {error}")))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -3,6 +3,7 @@
 
 mod passes;
 mod reading;
+mod sizing;
 
 use std::future::Future;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,9 +21,7 @@ use crate::broker::{BrokerError, Changed, FetchAnswer};
 use crate::gaps::Gaps;
 use crate::lake::checkpoint::Positions;
 use crate::lake::documents::Intent;
-use crate::limits::{
-    FETCH_CALL_LEAST_BYTES, FETCH_ENTRY_LEAST_BYTES, PROBE_BYTES, QUEUE_ROOM_BYTES,
-};
+use crate::limits::{FETCH_CALL_LEAST_BYTES, QUEUE_ROOM_BYTES};
 use crate::observe::sampled::Sampled;
 use crate::ownership::Fence;
 use crate::retry::Backoff;
@@ -30,8 +29,9 @@ use crate::time::Micros;
 use crate::window::{Close, Engine, Policy, Press, ReadRequest};
 
 use passes::Pass;
+use reading::Call;
 pub(super) use reading::Probing;
-use reading::{Call, LEAST_EXPANSION};
+use sizing::Sizing;
 
 /// How a session came to its end.
 pub(in crate::queue) enum Outcome {
@@ -100,12 +100,7 @@ struct Session<'a> {
     barren: bool,
     /// Rendered bytes that the calls under way aim at.
     reserved: usize,
-    /// Rendered bytes per stored byte, as lately seen.
-    expansion: f64,
-    /// Stored bytes that a partition is asked for at least.
-    entry_bytes: u32,
-    /// Stored bytes that a probe asks for.
-    probe_bytes: u32,
+    sizing: Sizing,
     committing: bool,
     /// Number of the window that is being committed; a move of the pointer has none.
     window: Option<u64>,
@@ -165,9 +160,7 @@ impl Task {
             fetch_asked: None,
             barren: false,
             reserved: 0,
-            expansion: LEAST_EXPANSION,
-            entry_bytes: FETCH_ENTRY_LEAST_BYTES,
-            probe_bytes: PROBE_BYTES,
+            sizing: Sizing::new(),
             committing: false,
             window: None,
             ahead: None,
@@ -348,7 +341,7 @@ impl<'a> Session<'a> {
             return;
         }
         let settings = self.task.settings();
-        let reading = self.reserved + settings.fetch_concurrency * self.call_bytes();
+        let reading = self.reserved + settings.fetch_concurrency * self.task.call_bytes();
         let budget = &self.task.context.budget;
         let Some(mut room) = budget.reserve(settings.target_bytes as usize, reading) else {
             return;

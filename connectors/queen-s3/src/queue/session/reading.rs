@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
+use super::sizing::{Brought, Sizing};
 use super::{Event, Session};
 use crate::broker::{BrokerError, FetchAnswer, FetchEntry, FetchRequest};
 use crate::limits::{
-    ENTRY_RETRY, FETCH_CALL_BYTES, FETCH_CALL_LEAST_BYTES, FETCH_ENTRIES, FETCH_ENTRY_LEAST_BYTES,
-    FETCH_ENTRY_MAX_BYTES, FETCH_LEAST_ENTRIES, PROBE_BYTES, QUEUE_ROOM_BYTES,
+    ENTRY_RETRY, FETCH_CALL_BYTES, FETCH_CALL_LEAST_BYTES, FETCH_LEAST_ENTRIES, QUEUE_ROOM_BYTES,
 };
 use crate::observe::sampled::Sampled;
 use crate::queue::doubtful::Doubtful;
@@ -18,32 +18,17 @@ use crate::queue::{End, Task};
 use crate::retry::{Backoff, Jitter};
 use crate::window::{Engine, Press, ReadRequest, ReadResult};
 
-/// Rendered bytes that are expected per stored byte at least: an answer that is small because there
-/// was little to read must not make the next one large.
-pub(super) const LEAST_EXPANSION: f64 = 4.0;
-
-/// What to expect of rendered bytes per stored byte after an answer of `rendered` bytes to a
-/// request for `stored`: rises at once, falls slowly.
-fn expansion(before: f64, rendered: usize, stored: f64) -> f64 {
-    let seen = rendered as f64 / stored;
-    let after = if seen > before {
-        seen
-    } else {
-        before * 0.98 + seen * 0.02
-    };
-    after.clamp(LEAST_EXPANSION, 100.0)
-}
-
-/// Stored bytes that an entry asks for after a call in which `starved` of `asked` came back empty
-/// below their watermarks: a broker may answer nothing where the next segment is longer. In an
-/// answer of many bytes (`rendered`) they only came after the call's own were spent.
-fn entry_bytes(before: u32, starved: usize, asked: usize, rendered: usize, least: u32) -> u32 {
-    if starved * 2 > asked && rendered < FETCH_CALL_BYTES {
-        before.saturating_mul(4).min(FETCH_ENTRY_MAX_BYTES)
-    } else if asked > 0 {
-        (before - before / 8).max(least)
-    } else {
-        before
+/// What `answer` brought, but for its entries.
+fn brought_by(answer: &FetchAnswer) -> Brought {
+    let records = answer.batch.index();
+    let more = answer.entries.iter().any(|entry| {
+        let last = records[entry.records.start as usize..entry.records.end as usize].last();
+        last.is_some_and(|last| last.offset + 1 < entry.high_watermark)
+    });
+    Brought {
+        rendered: answer.batch.held_bytes(),
+        more,
+        ..Brought::default()
     }
 }
 
@@ -58,8 +43,7 @@ pub(super) struct Call {
 
 /// The state of a search for reading positions.
 pub(in crate::queue) struct Probing {
-    /// Stored bytes that a probe asks for.
-    bytes: u32,
+    sizing: Sizing,
     backoff: Backoff,
     log: Sampled,
 }
@@ -68,7 +52,7 @@ impl Probing {
     /// A search at its beginning.
     pub(in crate::queue) fn new(jitter: &Jitter) -> Self {
         Self {
-            bytes: PROBE_BYTES,
+            sizing: Sizing::new(),
             backoff: jitter.backoff(),
             log: Sampled::default(),
         }
@@ -98,30 +82,32 @@ impl Task {
         probing: &mut Probing,
         doubtful: Option<&mut Doubtful>,
     ) -> Result<(), End> {
-        let probes = engine.next_probes(FETCH_ENTRIES);
+        let room = probing.sizing.aim(self.call_bytes());
+        let probes = engine.next_probes(probing.sizing.entries(room, true));
         if probes.is_empty() {
             // What is left contradicts the last pass.
             tokio::time::sleep(probing.backoff.next(None)).await;
             return self.whole_pass(engine, true, doubtful).await;
         }
-        let request = self.fetch_request(&probes, probing.bytes, probing.bytes);
+        let bytes = probing.sizing.probe_bytes();
+        let request = self.fetch_request(&probes, bytes, bytes);
         let mut progress = false;
-        let mut starved = 0;
         let mut asked = None;
         match self.fetch(&request).await {
             Ok(answer) => {
+                let mut brought = brought_by(&answer);
+                brought.probes.asked = probes.len();
                 for (read, entry) in probes.iter().zip(&answer.entries) {
                     match engine.read(read, &answer.batch, entry) {
                         ReadResult::Progress => progress = true,
-                        ReadResult::Nothing => starved += 1,
+                        ReadResult::Nothing => brought.probes.starved += 1,
                         ReadResult::Suspect(why) => self.doubt(&mut probing.log, read, &why),
                         ReadResult::Error(error) => self.doubt(&mut probing.log, read, &error),
                     }
                     engine.unread(read);
                 }
-                let rendered = answer.batch.held_bytes();
-                let asked = probes.len();
-                probing.bytes = entry_bytes(probing.bytes, starved, asked, rendered, PROBE_BYTES);
+                let stored = f64::from(bytes) * probes.len() as f64;
+                probing.sizing.learn(stored, &brought);
             }
             Err(error) => {
                 probes.iter().for_each(|read| engine.unread(read));
@@ -145,6 +131,12 @@ impl Task {
             let (queue, partition, offset) = (&self.queue, &read.name, read.offset);
             warn!(%queue, %partition, offset, %why, suppressed, "a partition cannot be read here");
         }
+    }
+
+    /// Rendered bytes that a fetch call aims at while memory is no matter.
+    pub(in crate::queue) fn call_bytes(&self) -> usize {
+        let share = self.context.budget.limit() / (self.settings().fetch_concurrency + 1);
+        share.clamp(FETCH_CALL_LEAST_BYTES, FETCH_CALL_BYTES)
     }
 
     fn fetch_request(
@@ -178,11 +170,15 @@ impl Session<'_> {
             return;
         }
         while self.engine.has_ready() && self.fetches < self.task.settings().fetch_concurrency {
+            if self.fetches > 0 && !self.sizing.is_known() {
+                return;
+            }
             let Some(room) = self.room() else { return };
+            let room = self.sizing.aim(room);
             let reads = self.engine.next_reads(self.entries(room));
-            let stored = (room as f64 / self.expansion / reads.len() as f64) as u32;
-            let max_bytes = stored.clamp(self.entry_bytes, FETCH_ENTRY_MAX_BYTES);
-            let request = self.task.fetch_request(&reads, max_bytes, self.probe_bytes);
+            let max_bytes = self.sizing.read_bytes(room, reads.len());
+            let probe_bytes = self.sizing.probe_bytes();
+            let request = self.task.fetch_request(&reads, max_bytes, probe_bytes);
             let asked = request
                 .entries
                 .iter()
@@ -216,26 +212,13 @@ impl Session<'_> {
     fn entries(&self, room: usize) -> usize {
         let slots = self.task.settings().fetch_concurrency - self.fetches;
         let share = self.engine.ready().div_ceil(slots).max(FETCH_LEAST_ENTRIES);
-        let each = if self.engine.is_seeking() {
-            self.entry_bytes.max(self.probe_bytes)
-        } else {
-            self.entry_bytes
-        };
-        let enough = (room as f64 / self.expansion / f64::from(each)) as usize;
-        share.min(enough).clamp(1, FETCH_ENTRIES)
-    }
-
-    /// Rendered bytes that a fetch call aims at while memory is no matter.
-    pub(super) fn call_bytes(&self) -> usize {
-        let budget = &self.task.context.budget;
-        let share = budget.limit() / (self.task.settings().fetch_concurrency + 1);
-        share.clamp(FETCH_CALL_LEAST_BYTES, FETCH_CALL_BYTES)
+        share.min(self.sizing.entries(room, self.engine.is_seeking()))
     }
 
     /// Rendered bytes that one more fetch call may aim at, if it may be sent.
     fn room(&mut self) -> Option<usize> {
         let budget = &self.task.context.budget;
-        let call = self.call_bytes();
+        let call = self.task.call_bytes();
         let taken = budget.used() + self.reserved;
         let free = budget.limit().saturating_sub(taken);
         if free >= call {
@@ -290,22 +273,19 @@ impl Session<'_> {
         if self.fetch_log.success() {
             info!(%queue, "fetching works again");
         }
-        self.expansion = expansion(self.expansion, answer.batch.held_bytes(), call.stored);
         let mut held = Vec::new();
-        // Probes and reads, those asked for and those that came back empty.
-        let (mut probes, mut starved_probes) = (0, 0);
-        let (mut reads, mut starved) = (0, 0);
+        let mut brought = brought_by(&answer);
         self.barren = true;
         for (read, entry) in call.reads.iter().zip(&answer.entries) {
-            let (asked, empty) = if read.probe {
-                (&mut probes, &mut starved_probes)
+            let entries = if read.probe {
+                &mut brought.probes
             } else {
-                (&mut reads, &mut starved)
+                &mut brought.reads
             };
-            *asked += 1;
+            entries.asked += 1;
             match self.engine.read(read, &answer.batch, entry) {
                 ReadResult::Progress => self.barren = false,
-                ReadResult::Nothing => *empty += 1,
+                ReadResult::Nothing => entries.starved += 1,
                 ReadResult::Suspect(why) => self.task.doubt(&mut self.doubt_log, read, &why),
                 ReadResult::Error(error) => {
                     self.task.doubt(&mut self.doubt_log, read, &error);
@@ -313,11 +293,7 @@ impl Session<'_> {
                 }
             }
         }
-        let rendered = answer.batch.held_bytes();
-        let least = FETCH_ENTRY_LEAST_BYTES;
-        self.entry_bytes = entry_bytes(self.entry_bytes, starved, reads, rendered, least);
-        let (before, least) = (self.probe_bytes, PROBE_BYTES);
-        self.probe_bytes = entry_bytes(before, starved_probes, probes, rendered, least);
+        self.sizing.learn(call.stored, &brought);
         if !self.barren {
             self.fetch_backoff.reset();
         }
