@@ -61,8 +61,6 @@ pub const KV_PAGE_MAX: i64 = 1_000;
 pub const KV_PAGE_DEFAULT: i64 = 100;
 /// Value bytes of one `getPrefix` page.
 pub const KV_PAGE_BYTES: i64 = 8 * MIB as i64;
-/// Largest time to live: 100 years. Longer means `forever`.
-pub const KV_TTL_MAX_SECONDS: i64 = 100 * 366 * 86_400;
 /// Locks that keys are spread over. More locks mean fewer strangers waiting for one another.
 pub const KV_LOCK_BUCKETS: u64 = 1_024;
 /// Expired rows deleted per sweep.
@@ -93,8 +91,8 @@ pub const ANSWER_MARGIN: Duration = Duration::from_secs(5);
 pub const SESSION_TRUST: Duration = Duration::from_secs(1);
 /// So long after one of the sessions ended, all are asked before they are given out.
 pub const SESSION_DOUBT: Duration = Duration::from_secs(5);
-/// How long such an answer may take.
-pub const SESSION_PING: Duration = Duration::from_secs(1);
+/// How long such an answer may take: as long as a new session, since a server that is only slow is waited for.
+pub const SESSION_PING: Duration = CONNECT_TIMEOUT;
 /// Of so many sessions without an answer nobody waits for a further one.
 pub const SILENT_SESSIONS: u64 = 2;
 /// A push that has no session by now does not ask for one again: it was not slow, there is none.

@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 use crate::account::Account;
 use crate::error::Error;
+use crate::frozen::Frozen;
 use crate::kept_child::KeptChild;
 use crate::limits::{
     ATTEMPT_PAUSE, FAST_STOP_LIMIT, IMMEDIATE_STOP_LIMIT, LOG_TAIL, POLL, PREDECESSOR_LIMIT,
@@ -169,6 +170,15 @@ impl PrivatePostgres {
     /// The server's process id while it runs.
     pub fn pid(&self) -> Option<i32> {
         self.postmaster.as_ref().map(KeptChild::pid)
+    }
+
+    /// Stops every process of the server without ending it (SIGSTOP), until what is given back is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] where there is no `/proc`.
+    pub fn freeze(&self) -> Result<Frozen, Error> {
+        Frozen::of(self.pid().and_then(Pid::from_raw))
     }
 
     /// Stops the server: SIGINT (sessions are cut, data is written), then SIGQUIT, then SIGKILL.

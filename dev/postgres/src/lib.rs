@@ -15,11 +15,13 @@
 mod account;
 mod cluster;
 mod error;
+mod frozen;
 mod kept_child;
 mod limits;
 mod programs;
 
 pub use cluster::{Options, PrivatePostgres};
 pub use error::Error;
+pub use frozen::Frozen;
 pub use kept_child::KeptChild;
 pub use rustix::process::Signal;

@@ -10,7 +10,7 @@ use crate::error::ApiError;
 use crate::http::json;
 use crate::limits::{
     KV_KEY_MAX_BYTES, KV_NAMESPACE_MAX, KV_OPERATIONS, KV_PAGE_DEFAULT, KV_PAGE_MAX,
-    KV_TTL_MAX_SECONDS, KV_VALUE_MAX_BYTES,
+    KV_VALUE_MAX_BYTES,
 };
 
 /// How long a written key lives.
@@ -411,12 +411,10 @@ fn check_key(key: &str, field: &str) -> Result<(), Refusal> {
 fn expiry(ttl_seconds: Option<i64>, forever: Option<bool>) -> Result<Expiry, Refusal> {
     match (ttl_seconds, forever.unwrap_or(false)) {
         (None, true) => Ok(Expiry::Forever),
-        (Some(seconds), false) if (1..=KV_TTL_MAX_SECONDS).contains(&seconds) => {
-            Ok(Expiry::Seconds(seconds))
-        }
+        (Some(seconds), false) if seconds > 0 => Ok(Expiry::Seconds(seconds)),
         (Some(seconds), false) => refuse(
             "kv_bad_ttl",
-            format_args!("ttlSeconds: {seconds} is not in 1 to {KV_TTL_MAX_SECONDS}"),
+            format_args!("ttlSeconds: {seconds} is not above 0"),
         ),
         (Some(_), true) | (None, false) => refuse(
             "kv_expiry_not_specified",

@@ -141,6 +141,11 @@ async fn a_token_that_proves_nothing_is_401_and_one_without_a_known_role_403() {
             "malformed",
         ),
         (
+            bearer(&token(json!({"role": "admin", "nbf": now() + 3}))),
+            200,
+            "",
+        ),
+        (
             bearer(&token(json!({"role": "admin", "nbf": now() + 60}))),
             401,
             "not valid yet",

@@ -106,6 +106,16 @@ async fn an_expired_key_reads_as_absent_and_expect_0_wins_over_it() {
 }
 
 #[tokio::test]
+async fn a_key_may_live_longer_than_the_calendar() {
+    let fixture = Fixture::start().await;
+    let most = i64::MAX;
+    let put = format!(r#"{{"op":"put","ns":"n","key":"k","value":1,"ttlSeconds":{most}}}"#);
+    let end = one(&fixture, &put).await.expires_at;
+    assert_eq!(end.as_deref(), Some("9999-12-30T00:00:00.000000Z"));
+    assert!(one(&fixture, &get("k")).await.found());
+}
+
+#[tokio::test]
 async fn each_operation_of_a_batch_sees_those_before_it() {
     let fixture = Fixture::start().await;
     let prefix = r#"{"op":"getPrefix","ns":"n","prefix":"k"}"#;

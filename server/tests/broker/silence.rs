@@ -1,12 +1,10 @@
 //! A PostgreSQL that does not answer.
 
-use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use private_postgres::{Options, PrivatePostgres};
 use queen::broker::Running;
-use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -74,44 +72,6 @@ async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut line: watch:
                     return;
                 }
             }
-        }
-    }
-}
-
-/// The processes of a PostgreSQL, stopped and not ended. They go on when it is dropped.
-struct Stopped(Vec<Pid>);
-
-impl Stopped {
-    fn all_of(postgres: &PrivatePostgres) -> Self {
-        let postmaster = Pid::from_raw(postgres.pid().unwrap()).unwrap();
-        let mut stopped = Self(vec![postmaster]);
-        // Stopped first, it makes no further process.
-        kill_process(postmaster, Signal::STOP).unwrap();
-        for entry in fs::read_dir("/proc").unwrap() {
-            let name = entry.unwrap().file_name();
-            let Ok(pid) = name.to_str().unwrap_or_default().parse() else {
-                continue;
-            };
-            // The process may have ended meanwhile. What follows the name in brackets: its state, its parent.
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-            let parent = rest.split(' ').nth(1).and_then(|pid| pid.parse().ok());
-            if parent == Some(postmaster.as_raw_nonzero().get()) {
-                let child = Pid::from_raw(pid).unwrap();
-                if kill_process(child, Signal::STOP).is_ok() {
-                    stopped.0.push(child);
-                }
-            }
-        }
-        stopped
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        for pid in &self.0 {
-            // One that has ended needs no waking.
-            let _ = kill_process(*pid, Signal::CONT);
         }
     }
 }
@@ -198,7 +158,7 @@ async fn requests_of_a_database_that_is_stopped_are_answered_503_in_time_and_lea
     let put = r#"[{"op":"put","ns":"n","key":"k","value":1,"forever":true}]"#;
     // Two of each: those caught in a statement, and those that come later.
     for _ in 0..2 {
-        let stopped = Stopped::all_of(&fixture.postgres);
+        let frozen = fixture.postgres.freeze().unwrap();
         let health = async {
             for _ in 0..3 {
                 let health = fixture.get("/health").await;
@@ -225,7 +185,7 @@ async fn requests_of_a_database_that_is_stopped_are_answered_503_in_time_and_lea
                 answer.text
             );
         }
-        drop(stopped);
+        drop(frozen);
         until(|| async { fixture.get("/health").await.status == 200 }).await;
         fixture.push("q", "p", &["1"]).await;
     }

@@ -88,6 +88,26 @@ async fn sessions_that_are_cut_in_the_middle_of_a_push_lose_nothing_acknowledged
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_frozen_under_load_and_goes_on_loses_nothing_acknowledged() -> Result<()>
+{
+    let stack = stack_of(&[("QUEEN_PG_STATEMENT_TIMEOUT_MS", "1000")]).await?;
+    let load = Load::start(stack.client(), QUEUE, 4, 5, 10);
+    for _ in 0..2 {
+        load.goes_on(100).await?;
+        let frozen = stack.postgres.freeze()?;
+        let before = load.refused();
+        eventually(WAIT, async || {
+            Ok((load.refused() >= before + 40).then_some(()))
+        })
+        .await
+        .context("pushes hang")?;
+        drop(frozen);
+    }
+    load.goes_on(300).await?;
+    load.check(stack.client(), QUEUE).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn statements_that_time_out_are_refused_and_pushes_go_on_afterwards() -> Result<()> {
     let stack = stack_of(&[
         ("QUEEN_PG_STATEMENT_TIMEOUT_MS", "500"),
