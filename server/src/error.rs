@@ -8,7 +8,7 @@ use tokio_postgres::error::SqlState;
 
 use crate::admission::Overload;
 use crate::auth::Refusal;
-use crate::session::Failure;
+use crate::session::{Failure, ends_session};
 
 /// Why a request was not served. Becomes `{"error", "code"}` with a fitting status.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +56,9 @@ pub enum ApiError {
     /// The database cannot be reached, or took too long: `503`.
     #[error("the database is not available: {0}")]
     Unavailable(String),
+    /// The database ended the session under the request: `503`. Of what it was to write nothing is known.
+    #[error("the database is not available: {0}")]
+    Cut(String),
     /// A database session could not be had in time, of a server that may well be there: `503`.
     #[error("the database is not available: {0}")]
     SlowSession(String),
@@ -83,6 +86,11 @@ impl ApiError {
         matches!(self, Self::SlowSession(_))
     }
 
+    /// Whether what only reads may be done again, on another session.
+    pub fn is_cut(&self) -> bool {
+        matches!(self, Self::Cut(_))
+    }
+
     /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
@@ -99,6 +107,7 @@ impl ApiError {
             | Self::Unreadable(_)
             | Self::Stopping
             | Self::Unavailable(_)
+            | Self::Cut(_)
             | Self::SlowSession(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -118,7 +127,7 @@ impl ApiError {
             Self::NoRoute(_) => "route_unknown",
             Self::MethodNotAllowed(_) => "method_not_allowed",
             Self::Stopping => "stopping",
-            Self::Unavailable(_) | Self::SlowSession(_) => "database_unavailable",
+            Self::Unavailable(_) | Self::Cut(_) | Self::SlowSession(_) => "database_unavailable",
             Self::Internal(_) => "internal",
         }
     }
@@ -134,7 +143,7 @@ impl IntoResponse for ApiError {
         }
         // Clients learn that the database failed, operators learn how from the log.
         let message = match &self {
-            Self::Unavailable(_) | Self::SlowSession(_) => {
+            Self::Unavailable(_) | Self::Cut(_) | Self::SlowSession(_) => {
                 "the database is not available; try again in a moment".into()
             }
             Self::Internal(_) => "internal error; the broker's log says more".into(),
@@ -170,11 +179,9 @@ impl IntoResponse for ApiError {
 impl From<tokio_postgres::Error> for ApiError {
     fn from(error: tokio_postgres::Error) -> Self {
         let text = describe(&error);
-        let passes = match error.code() {
-            Some(state) => passes(state),
-            None => error.is_closed() || comes_from_io(&error),
-        };
-        if passes {
+        if ends_session(&error) {
+            Self::Cut(text)
+        } else if error.code().is_some_and(passes) {
             Self::Unavailable(text)
         } else {
             Self::Internal(text)
@@ -222,13 +229,6 @@ pub fn describe(error: &tokio_postgres::Error) -> String {
             text
         }
     }
-}
-
-/// Without a state from the server, a connection that failed is told from a fault of the broker by
-/// the system's error behind it.
-pub fn comes_from_io(error: &tokio_postgres::Error) -> bool {
-    std::iter::successors(std::error::Error::source(error), |inner| inner.source())
-        .any(|inner| inner.is::<std::io::Error>())
 }
 
 /// Whether the state is one that passes by itself: shutdown, connection, resources, timeouts.

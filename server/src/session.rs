@@ -16,7 +16,7 @@ use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Error, IsolationLevel, Row, Statement, ToStatement};
 
-use crate::error::{comes_from_io, describe};
+use crate::error::{ApiError, describe};
 use crate::limits::{CONNECT_TIMEOUT, SESSION_DOUBT, SESSION_PING, SESSION_TRUST};
 use crate::tls::Tls;
 
@@ -49,8 +49,8 @@ impl Failure {
     }
 }
 
-/// A server that ends a session says so in its last answer, or only closes it.
-fn ends_session(error: &Error) -> bool {
+/// Whether the session is over: a server that ends one says so in its last answer, or only closes it.
+pub fn ends_session(error: &Error) -> bool {
     let last = error.as_db_error().is_some_and(|answer| {
         matches!(
             answer.parsed_severity(),
@@ -58,6 +58,27 @@ fn ends_session(error: &Error) -> bool {
         )
     });
     last || error.is_closed() || comes_from_io(error)
+}
+
+/// Without a state from the server, a connection that failed is told from a fault of the broker by
+/// the system's error behind it.
+fn comes_from_io(error: &tokio_postgres::Error) -> bool {
+    std::iter::successors(std::error::Error::source(error), |inner| inner.source())
+        .any(|inner| inner.is::<std::io::Error>())
+}
+
+/// Does what only reads, and once more where the session ended under it.
+///
+/// # Errors
+///
+/// Those of `work`.
+pub async fn read_again<T, W: Future<Output = Result<T, ApiError>>>(
+    work: impl Fn() -> W,
+) -> Result<T, ApiError> {
+    match work().await {
+        Err(error) if error.is_cut() => work().await,
+        outcome => outcome,
+    }
 }
 
 /// What became of the sessions of a broker: where one ended, others may have.

@@ -14,9 +14,11 @@ use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::kv::{batch, operation};
 use crate::limits::INLINE_WORK_BYTES;
+use crate::log::safe_time::SafeTime;
 use crate::log::{changed, fetch, push, store};
 use crate::name::check_name;
 use crate::queue::{configure, delete, list};
+use crate::session::read_again;
 
 /// Parses a body, away from the asynchronous threads when it is large.
 pub(super) async fn parsed<T: Send + 'static>(
@@ -79,16 +81,7 @@ pub async fn changed(
 ) -> Result<Response, ApiError> {
     let key = broker.cursor_key.clone();
     let pages = parsed(body, move |body| changed::parse(body, tenant, &key)).await?;
-    let session = broker.database.lend_discovery().await?;
-    let (page, safe) = changed::changed(
-        session.session(),
-        broker.config.safe_floor,
-        &broker.cursor_key,
-        tenant,
-        pages,
-    )
-    .await?;
-    drop(session.done());
+    let (page, safe) = read_again(|| discover(&broker, tenant, &pages)).await?;
     let metrics = &broker.metrics;
     metrics.safe_time.set(safe.at.micros() as f64 / 1e6);
     if metrics.safe_time_degraded.set(i64::from(safe.degraded)) != i64::from(safe.degraded) {
@@ -102,6 +95,19 @@ pub async fn changed(
         }
     }
     answer(StatusCode::OK, &page)
+}
+
+async fn discover(
+    broker: &Broker,
+    tenant: Uuid,
+    pages: &changed::Pages,
+) -> Result<(changed::Answer, SafeTime), ApiError> {
+    let session = broker.database.lend_discovery().await?;
+    let floor = broker.config.safe_floor;
+    let answer =
+        changed::changed(session.session(), floor, &broker.cursor_key, tenant, pages).await?;
+    drop(session.done());
+    Ok(answer)
 }
 
 pub async fn kv(
@@ -167,8 +173,11 @@ pub async fn configure(
 }
 
 pub async fn queues(State(broker): Shared, Tenant(tenant): Tenant) -> Result<Response, ApiError> {
-    let client = broker.database.client().await?;
-    answer(StatusCode::OK, &list::list(&client, tenant).await?)
+    let queues = read_again(|| async {
+        let client = broker.database.client().await?;
+        list::list(&client, tenant).await
+    });
+    answer(StatusCode::OK, &queues.await?)
 }
 
 pub async fn delete_queue(

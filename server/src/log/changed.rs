@@ -159,26 +159,26 @@ pub async fn changed(
     floor: Duration,
     key: &CursorKey,
     tenant: Uuid,
-    pages: Pages,
+    pages: &Pages,
 ) -> Result<(Answer, SafeTime), ApiError> {
     let safe = safe_time(client, floor).await?;
     let mut entries: Vec<AnswerEntry> = Vec::with_capacity(pages.0.len());
     let mut limits: Vec<i64> = Vec::with_capacity(pages.0.len());
     let mut by_write: Vec<bool> = Vec::with_capacity(pages.0.len());
     let (mut queues, mut ats, mut afters) = (Vec::new(), Vec::new(), Vec::new());
-    for page in pages.0 {
-        let (at, after, limit, error) = match page.from {
-            Ok(Position::Name(name)) => (None, name, page.limit, None),
-            Ok(Position::Write(at, name)) => (Some(at), name, page.limit, None),
-            Err(BadCursor) => (None, String::new(), 0, Some(BAD_CURSOR)),
+    for page in &pages.0 {
+        let (at, after, limit, error) = match &page.from {
+            Ok(Position::Name(name)) => (None, name.as_str(), page.limit, None),
+            Ok(Position::Write(at, name)) => (Some(*at), name.as_str(), page.limit, None),
+            Err(BadCursor) => (None, "", 0, Some(BAD_CURSOR)),
         };
-        queues.push(page.queue.clone());
+        queues.push(page.queue.as_str());
         by_write.push(at.is_some());
         ats.push(at);
         afters.push(after);
         limits.push(limit);
         entries.push(AnswerEntry {
-            queue: page.queue,
+            queue: page.queue.clone(),
             partitions: Vec::new(),
             next: None,
             error,

@@ -21,7 +21,7 @@ use crate::log::render::{EntryAnswer, Rendered, StoredSegment, render};
 use crate::log::seal::{SealKey, Vault};
 use crate::log::transfer::{SEGMENTS, Version, pack};
 use crate::name::{DEFAULT_PARTITION, PartitionName, check_name};
-use crate::session::Session;
+use crate::session::{Session, read_again};
 
 /// Marker of an offset outside of the log; the bounds come with it.
 pub const OFFSET_OUT_OF_RANGE: &str = "OFFSET_OUT_OF_RANGE";
@@ -189,7 +189,7 @@ pub async fn fetch(
         let look = match empty.take() {
             // A write would have woken it: what was seen last still holds.
             Some(look) if over() => look,
-            _ => look(broker, tenant, &request).await?,
+            _ => read_again(|| look(broker, tenant, &request)).await?,
         };
         let Some(registration) = &registration else {
             return finish(look, request.form, tenant, &broker.vault).await;

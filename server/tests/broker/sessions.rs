@@ -63,3 +63,29 @@ async fn the_request_after_one_whose_session_was_cut_is_served() {
 async fn the_request_after_one_is_served_that_was_cut_with_every_other_session() {
     requests_follow_a_cut(ALL).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_only_reads_is_read_again_where_its_session_was_cut() {
+    const ENTRY: &str = r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#;
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["0"]).await;
+    let holder = fixture.session().await;
+    for (method, path, body, statement) in [
+        ("POST", "/api/v1/fetch", ENTRY, "%queen.fetch%"),
+        ("POST", "/api/v1/partitions/changed", ENTRY, "%queen.floor%"),
+        ("GET", "/api/v1/resources/queues", "", "%created_at%"),
+    ] {
+        holder
+            .batch_execute(
+                "BEGIN; LOCK TABLE queen.segments, queen.floor, queen.queues IN ACCESS EXCLUSIVE MODE",
+            )
+            .await
+            .unwrap();
+        let cut = async {
+            fixture.cut(statement).await;
+            holder.batch_execute("ROLLBACK").await.unwrap();
+        };
+        let (answer, ()) = tokio::join!(fixture.request(method, path, body), cut);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text);
+    }
+}
