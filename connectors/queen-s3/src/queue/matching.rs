@@ -269,7 +269,9 @@ impl Figures {
             return Ok(());
         }
         match self.tally.kept.last_mut() {
-            Some(range) if range.partition == partition && range.to + 1 == offset => {
+            Some(range)
+                if range.partition == partition && range.to.checked_add(1) == Some(offset) =>
+            {
                 range.to = offset;
             }
             _ => self.tally.kept.push(OffsetRange {

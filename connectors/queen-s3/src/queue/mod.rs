@@ -4,8 +4,10 @@
 //! [`start`] compares pointer and bucket, [`redo`] repeats an interrupted window, [`session`] is
 //! the running loop, [`commit`], [`writer`] and [`object`] write one window in its [`turn`], [`matching`] and
 //! [`doubtful`] find what a redo must leave as it is, [`log_stream`] reads the log in name order for
-//! what does not fit in memory, [`checkpoints`] keeps positions in the bucket.
+//! what does not fit in memory, [`checkpoints`] keeps positions in the bucket, [`absence`] tells when a
+//! queue is gone.
 
+mod absence;
 mod checkpoints;
 mod commit;
 mod doubtful;
@@ -401,7 +403,7 @@ impl Task {
             }
             loop {
                 if let Some(intent) = pending.take() {
-                    match self.redo(fence, &standing, intent).await {
+                    match self.redo(fence, &standing, intent, stop.clone()).await {
                         Ok(moved) => standing = moved,
                         Err(end) => return end,
                     }

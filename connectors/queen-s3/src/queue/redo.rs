@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::log_stream::{Changed, LogStream};
@@ -91,6 +92,7 @@ impl Task {
         fence: &Fence,
         standing: &Standing,
         intent: Intent,
+        stop: watch::Receiver<bool>,
     ) -> Result<Standing, End> {
         let queue = &self.queue;
         if let Some(manifest) = self.written(standing, &intent).await? {
@@ -107,7 +109,7 @@ impl Task {
         // It owns the queue, and may read for longer than a `safeTime` is shown.
         let _asking = self.context.status.asking();
         let carried = Gaps::of(&intent);
-        let mut survey = Survey::begin(self, standing, &intent).await;
+        let mut survey = Survey::begin(self, standing, &intent, stop).await;
         let mut backoff = self.context.jitter.backoff();
         let mut looking = Looking::AtBytes;
         loop {

@@ -3,17 +3,17 @@
 
 use std::collections::BTreeSet;
 
-use tokio::time::Instant;
+use tokio::sync::watch;
 
+use super::absence::Absence;
 use super::doubtful::Doubtful;
 use super::log_stream::Reborn;
 use super::session::Probing;
-use super::{End, Standing, Task};
+use super::{End, Standing, Task, stopping};
 use crate::broker::Name;
 use crate::lake::Layout;
 use crate::lake::documents::Intent;
 use crate::lake::manifest::OffsetRange;
-use crate::limits::{QUEUE_GONE_AFTER, QUEUE_GONE_ANSWERS};
 use crate::time::Micros;
 use crate::window::{Engine, Unread};
 
@@ -31,17 +31,13 @@ pub(super) struct Survey<'a> {
     /// Whether the partitions of the window were found.
     begun: bool,
     /// Answers, one after the other, that the queue is gone.
-    absent: Option<Absent>,
+    absent: Option<Absence>,
     /// Whether it is, for good.
     gone: bool,
     /// Whether a try met another log than was discovered before it.
     changed: bool,
-}
-
-struct Absent {
-    since: Instant,
-    last: Instant,
-    answers: u32,
+    /// Whether the process stops.
+    stop: watch::Receiver<bool>,
 }
 
 /// What discovery tells of a window.
@@ -60,7 +56,12 @@ pub(super) struct Found {
 
 impl<'a> Survey<'a> {
     /// A survey for the window of `intent`, the one after `standing`.
-    pub(super) async fn begin(task: &'a Task, standing: &Standing, intent: &Intent) -> Self {
+    pub(super) async fn begin(
+        task: &'a Task,
+        standing: &Standing,
+        intent: &Intent,
+        stop: watch::Receiver<bool>,
+    ) -> Self {
         let engine = task.engine(standing).await;
         let each = intent.layout == Layout::PerPartition;
         Self {
@@ -73,6 +74,7 @@ impl<'a> Survey<'a> {
             absent: None,
             gone: false,
             changed: false,
+            stop,
         }
     }
 
@@ -90,12 +92,20 @@ impl<'a> Survey<'a> {
             match self.look(end, full).await {
                 Ok(()) => break,
                 Err(End::Absent(safe_time)) if self.begun => {
-                    if self.is_gone() {
+                    let interval = self.task.settings().discovery_interval;
+                    let absence = Absence::answered(self.absent, interval);
+                    if absence.is_certain() {
                         self.engine.queue_gone(safe_time);
                         self.gone = true;
                         break;
                     }
-                    tokio::time::sleep(self.task.settings().discovery_interval).await;
+                    self.absent = Some(absence);
+                    tokio::select! {
+                        biased;
+                        // What the queue is, the next start learns as well.
+                        () = stopping(&mut self.stop) => return Err(End::Drained),
+                        () = tokio::time::sleep(interval) => {}
+                    }
                 }
                 Err(end) => return Err(end),
             }
@@ -111,28 +121,6 @@ impl<'a> Survey<'a> {
             later_lost: self.later_lost.clone(),
             doubtful: doubtful.unwrap_or_default(),
         })
-    }
-
-    /// Takes in an answer that the queue is gone: whether it is, as such answers, and no others, say
-    /// for long enough.
-    fn is_gone(&mut self) -> bool {
-        let now = Instant::now();
-        let interval = self.task.settings().discovery_interval;
-        // Answers far apart have others in between, or none: they do not add up.
-        let near = |absent: &Absent| now - absent.last <= interval * 2 + QUEUE_GONE_AFTER / 4;
-        let absent = self.absent.take().filter(near).unwrap_or(Absent {
-            since: now,
-            last: now,
-            answers: 0,
-        });
-        let absent = Absent {
-            last: now,
-            answers: absent.answers + 1,
-            ..absent
-        };
-        let gone = now - absent.since >= QUEUE_GONE_AFTER && absent.answers >= QUEUE_GONE_ANSWERS;
-        self.absent = Some(absent);
-        gone
     }
 
     /// Passes until the window is final, and every position is certain.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use queen_s3::broker::Name;
 use queen_s3::lake::Layout;
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::answers::Form;
 use crate::bucket::{Do, MemoryBucket};
@@ -269,6 +269,62 @@ fn a_queue_that_goes_while_its_window_is_redone_takes_nothing_unnamed_with_it() 
             }
         }
     }
+}
+
+#[test]
+fn a_stop_does_not_wait_until_a_queue_counts_as_gone() {
+    in_virtual_time(async {
+        let log = log(BEFORE, Told::Answer);
+        let options = Options::new();
+        interrupted(&log, options.settings.shape, TEN);
+        let met = Arc::<AtomicBool>::default();
+        let meets = Arc::clone(&met);
+        log.after_fetches(SEARCHING, move |log| {
+            log.end(QUEUE, &Name::from(PARTITION));
+            log.deny(true);
+            meets.store(true, Relaxed);
+        });
+        let bucket = Arc::<MemoryBucket>::default();
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+        eventually("it is gone", || met.load(Relaxed)).await;
+        sleep(Duration::from_secs(10)).await;
+        let told = Instant::now();
+        sink.stop().await;
+        assert!(told.elapsed() < Duration::from_secs(1));
+        assert_eq!(committed(&log, QUEUE).0, 0);
+        // The next start looks for the queue before anything else.
+        log.deny(false);
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+        eventually("the window", || committed(&log, QUEUE).0 == 1).await;
+        sink.stop().await;
+    });
+}
+
+#[test]
+fn an_interrupted_window_waits_for_a_queue_that_is_not_there_and_is_looked_for_once_a_minute() {
+    in_virtual_time(async {
+        let log = log(BEFORE, Told::Answer);
+        let options = Options::new();
+        interrupted(&log, options.settings.shape, TEN);
+        log.deny(true);
+        let bucket = Arc::<MemoryBucket>::default();
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+        let status = sink.status.queue(QUEUE);
+        sleep(Duration::from_secs(60)).await;
+        log.take_counts();
+        sleep(Duration::from_secs(900)).await;
+        // A look, and before it a TTL in which whoever wrote the intent may be at its objects.
+        let looks = log.take_counts().pages;
+        assert!((8..=15).contains(&looks), "{looks} looks in 15 minutes");
+        assert!(!status.present.load(Relaxed) && !status.stopped.load(Relaxed));
+        assert_eq!(committed(&log, QUEUE).0, 0);
+        log.deny(false);
+        eventually("the window", || committed(&log, QUEUE).0 == 1).await;
+        sink.stop().await;
+        let written = records(&bucket);
+        let within = written.iter().filter(|(_, _, ts)| *ts < TEN + HOUR);
+        assert_eq!(within.count(), WITHIN as usize);
+    });
 }
 
 #[test]

@@ -15,6 +15,7 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
+use super::absence::Absence;
 use super::turn::{Turn, Waiting};
 use super::{End, Standing, Task, stopping};
 use crate::broker::{BrokerError, Changed, FetchAnswer};
@@ -60,19 +61,6 @@ enum Event {
     Checkpointed(bool, u64),
 }
 
-/// A queue that answers say is gone. Once that is confirmed, what was read of it is brought into
-/// windows, and what was not is named there.
-#[derive(Clone, Copy)]
-struct Absent {
-    /// When the first of these answers came, with none between that said otherwise.
-    since: Instant,
-    /// How many came since.
-    answers: u32,
-    /// The `safeTime` of the last one.
-    safe_time: Micros,
-    confirmed: bool,
-}
-
 /// A window that is encoded while the one before it is being committed.
 struct Ahead {
     /// Tells it that its turn has come.
@@ -109,8 +97,11 @@ struct Session<'a> {
     checkpointing: bool,
     /// Window after which the last checkpoint was written.
     checkpointed: u64,
-    /// What the last answers said, when it was that the queue is gone.
-    absent: Option<Absent>,
+    /// The last answers, when they said that the queue is gone.
+    absent: Option<Absence>,
+    /// The `safeTime` of the last one, once that is certain: what was read of the queue is brought
+    /// into windows, and what was not is named there.
+    gone: Option<Micros>,
     /// On a stop: whether the window being filled was judged.
     judged: bool,
     discovery_log: Sampled,
@@ -167,6 +158,7 @@ impl Task {
             checkpointing: false,
             checkpointed,
             absent: None,
+            gone: None,
             judged: false,
             discovery_log: Sampled::default(),
             fetch_log: Sampled::default(),
@@ -189,16 +181,16 @@ impl<'a> Session<'a> {
                 if self.judged_last_window() && !self.committing {
                     return End::Drained.into();
                 }
-            } else if let Some(absent) = self.absent {
-                self.close(if absent.confirmed {
-                    Press::Gone
-                } else {
-                    self.press()
-                });
-                if absent.confirmed && !self.committing && self.engine.is_drained() {
-                    return End::Absent(absent.safe_time).into();
+            } else if let Some(safe_time) = self.gone {
+                self.close(Press::Gone);
+                if !self.committing && self.engine.is_drained() {
+                    return End::Absent(safe_time).into();
                 }
-                // Later answers settle the rest, or say that the queue is back.
+                // Later answers settle the rest.
+                self.discover();
+            } else if self.absent.is_some() {
+                self.close(self.press());
+                // Later answers agree, or say that the queue is back.
                 self.discover();
             } else {
                 self.discover();
@@ -224,8 +216,11 @@ impl<'a> Session<'a> {
     /// finished or left to the next start.
     fn judged_last_window(&mut self) -> bool {
         if !self.committing && !std::mem::replace(&mut self.judged, true) {
-            let gone = self.absent.is_some_and(|absent| absent.confirmed);
-            self.close(if gone { Press::Gone } else { Press::Drain });
+            self.close(if self.gone.is_some() {
+                Press::Gone
+            } else {
+                Press::Drain
+            });
         }
         self.judged
     }

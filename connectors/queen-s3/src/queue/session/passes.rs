@@ -7,10 +7,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::{Absent, Event, Session};
+use super::{Event, Session};
 use crate::broker::{BrokerError, Changed, ChangedRequest, EntryError};
-use crate::limits::{CHANGED_PAGE, FULL_PASS_EVERY, QUEUE_GONE_AFTER, QUEUE_GONE_ANSWERS};
+use crate::limits::{CHANGED_PAGE, FULL_PASS_EVERY};
 use crate::observe::sampled::Sampled;
+use crate::queue::absence::Absence;
 use crate::queue::doubtful::Doubtful;
 use crate::queue::{End, Task};
 use crate::time::Micros;
@@ -171,7 +172,7 @@ impl Session<'_> {
                 return;
             }
         };
-        if self.absent.is_some_and(|absent| absent.confirmed) {
+        if self.gone.is_some() {
             // A queue that is back by now is another one: it is begun anew, from what is committed.
             self.queue_gone(answer.safe_time);
             return;
@@ -211,32 +212,24 @@ impl Session<'_> {
     }
 
     /// Notes an answer that the queue is gone. Its partitions have ended only when later answers
-    /// agree: a broker or a gateway that slips for a moment must not make records lost.
+    /// agree.
     fn queue_gone(&mut self, safe_time: Micros) {
-        let now = Instant::now();
-        let (since, answers) = match self.absent {
-            Some(absent) => (absent.since, absent.answers + 1),
-            None => (now, 1),
-        };
-        let confirmed = now - since >= QUEUE_GONE_AFTER && answers >= QUEUE_GONE_ANSWERS;
-        if confirmed {
+        let interval = self.task.settings().discovery_interval;
+        let absence = Absence::answered(self.absent, interval);
+        if self.gone.is_some() || absence.is_certain() {
             self.engine.queue_gone(safe_time);
+            self.gone = Some(safe_time);
         } else {
             self.engine.abandon_pass();
         }
-        self.absent = Some(Absent {
-            since,
-            answers,
-            safe_time,
-            confirmed,
-        });
+        self.absent = Some(absence);
         self.pass = None;
-        self.next_pass = now + self.task.settings().discovery_interval;
+        self.next_pass = Instant::now() + interval;
     }
 
     /// An answer came that does not say that the queue is gone.
     fn doubt_absence(&mut self) {
-        self.absent = self.absent.take_if(|absent| absent.confirmed);
+        self.absent = None;
     }
 
     fn give_pass_up(&mut self, pause: Duration) {
