@@ -35,6 +35,9 @@ pub struct Scenario {
     pub retention: Option<Duration>,
     /// Whether partitions are deleted, and made again under their name.
     pub partition_deletes: bool,
+    /// Whether partitions are deleted more often, whatever a lake has of them, and mostly made again at
+    /// once: what every answer tells of lives is all that tells them apart.
+    pub restless: bool,
     /// Whether queues are deleted, and made again under their name.
     pub queue_deletes: bool,
     /// Probability that a segment's `ts` lies below what the broker had promised.
@@ -160,10 +163,11 @@ const MINUTE: i64 = 60_000_000;
 const HOUR_MS: i64 = 3_600_000;
 
 impl Scenario {
-    /// Draws a scenario. Which answers tell lives falls from `own` dice: histories in which it does
-    /// not matter do not follow from it.
+    /// Draws a scenario. Which answers tell lives, and what only those bear, falls from `own`
+    /// dice: histories in which it does not matter do not follow from it.
     pub fn draw(dice: &mut Dice, own: &mut Dice) -> Self {
         let lives = own.pick(&[Lives::All, Lives::All, Lives::All, Lives::Some, Lives::None]);
+        let restless = lives == Lives::All && own.chance(0.3);
         let hour = dice.pick(&[60, 660, 1_440]);
         let epoch = DAY + hour * MINUTE - dice.between(MINUTE / 2, 6 * MINUTE);
         let calm_network = dice.chance(0.25);
@@ -233,6 +237,7 @@ impl Scenario {
             ids,
             retention,
             partition_deletes: partition_deletes && lives_tell,
+            restless: restless && ids,
             queue_deletes: queue_deletes && lives_tell,
             promise_breaks,
             clock_steps_back: dice.chance(0.2),

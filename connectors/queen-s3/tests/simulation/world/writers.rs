@@ -162,7 +162,8 @@ pub async fn delete(world: Arc<World>) {
                 .map(|age| i64::try_from(age.as_micros()).unwrap_or(i64::MAX));
             let segments = age.map_or(0, |age| state.log.retain(now - age));
             let mut partition = None;
-            if scenario.partition_deletes && state.dice.chance(0.3) {
+            let often = if scenario.restless { 0.8 } else { 0.3 };
+            if scenario.partition_deletes && state.dice.chance(often) {
                 let name = partition_name(state.dice.between(0, scenario.partitions - 1));
                 if delete_partition(state, scenario, queue, &name, now) {
                     partition = Some(name);
@@ -194,8 +195,9 @@ pub async fn delete(world: Arc<World>) {
 }
 
 /// Deletes a partition, unless it is a further life that no lake has dealt with yet: what two lives
-/// in a row left in a sink's buffer under one name cannot be told apart. Without ids its next life
-/// mostly begins at once, with about as many records or more: nothing else is as hard to tell.
+/// in a row left in a sink's buffer under one name cannot be told apart if not every answer tells its
+/// life. Without ids, or where partitions are restless, its next life mostly begins at once, with about
+/// as many records or more: nothing else is as hard to tell.
 fn delete_partition(
     state: &mut State,
     scenario: &Scenario,
@@ -204,11 +206,11 @@ fn delete_partition(
     now: i64,
 ) -> bool {
     let length = state.log.length(queue, name);
-    let deletes = state.log.is_dealt_with(queue, name) && {
+    let deletes = (scenario.restless || state.log.is_dealt_with(queue, name)) && {
         let gap = scenario.lives_apart();
         state.log.delete_partition(queue, name, gap)
     };
-    if deletes && !scenario.ids && state.dice.chance(0.7) {
+    if deletes && (!scenario.ids || scenario.restless) && state.dice.chance(0.7) {
         let count = (length + state.dice.between(-3, 12)).clamp(1, MADE_AGAIN);
         let transaction = state.log.begin(now, false);
         let records = (0..count)
