@@ -43,6 +43,17 @@ pub const GZIP_LEVEL: u32 = 6;
 pub const ROW_GROUP_RECORDS: usize = 100_000;
 /// Record bytes after which a Parquet row group ends.
 pub const ROW_GROUP_BYTES: u64 = 64 * MIB as u64;
+/// Greatest page of texts that a Parquet file may claim when it is read back: all of a row group, and
+/// the record that ended it.
+pub const PARQUET_TEXTS_MOST_BYTES: usize = ROW_GROUP_BYTES as usize + RECORD_LINE_BYTES as usize;
+/// Greatest page of numbers that it may claim: a page ends at a mebibyte.
+pub const PARQUET_NUMBERS_MOST_BYTES: usize = 2 * PARQUET_PAGE_BYTES;
+/// Greatest dictionary that it may claim.
+pub const PARQUET_DICTIONARY_MOST_BYTES: usize = 2 * PARQUET_DICTIONARY_PAGE_BYTES;
+/// Longest footer that it may claim: each row group takes less than a kibibyte.
+pub const PARQUET_FOOTER_MOST_BYTES: usize = 8 * MIB;
+/// Longest header of one of its pages.
+pub const PARQUET_HEADER_MOST_BYTES: usize = 4 * 1_024;
 /// Rows that are given to a Parquet column at a time.
 pub const PARQUET_BATCH_ROWS: usize = 1_024;
 /// Bytes after which a Parquet data page ends.

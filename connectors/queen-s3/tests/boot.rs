@@ -13,12 +13,20 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use axum::serve::Listener;
 use bytes::Bytes;
 use futures::stream::pending;
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::server::TlsStream;
 
 const TOKEN: &str = "the-token-hunter2";
 const SECRET_KEY: &str = "the-secret-key-hunter2";
@@ -171,12 +179,72 @@ where
         .await
         .expect("a port");
     let address: SocketAddr = listener.local_addr().expect("bound");
-    let router = Router::new().fallback(move |method: Method, uri: Uri| {
+    tokio::spawn(async move { axum::serve(listener, router(answer)).await });
+    format!("http://{address}")
+}
+
+fn router<F>(answer: F) -> Router
+where
+    F: Fn(Method, Uri) -> Response + Clone + Send + Sync + 'static,
+{
+    Router::new().fallback(move |method: Method, uri: Uri| {
         let response = answer(method, uri);
         async move { response }
-    });
-    tokio::spawn(async move { axum::serve(listener, router).await });
-    format!("http://{address}")
+    })
+}
+
+/// Folder of an authority, another one, and the certificate of `localhost` that the first has signed.
+const TLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tls");
+
+/// Connections to `localhost` over TLS.
+struct Secured {
+    listener: tokio::net::TcpListener,
+    acceptor: TlsAcceptor,
+}
+
+impl Listener for Secured {
+    type Io = TlsStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        loop {
+            let (stream, address) = self.listener.accept().await.expect("a connection");
+            // Who does not trust the certificate goes away.
+            if let Ok(stream) = self.acceptor.accept(stream).await {
+                return (stream, address);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// As [`server`], over TLS.
+async fn secured<F>(answer: F) -> String
+where
+    F: Fn(Method, Uri) -> Response + Clone + Send + Sync + 'static,
+{
+    let certificate = CertificateDer::from_pem_file(format!("{TLS}/server.pem"));
+    let key = PrivateKeyDer::from_pem_file(format!("{TLS}/server.key")).expect("a key");
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions of TLS")
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.expect("a certificate")], key)
+        .expect("they belong together");
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    let secured = Secured {
+        listener,
+        acceptor: TlsAcceptor::from(Arc::new(config)),
+    };
+    tokio::spawn(async move { axum::serve(secured, router(answer)).await });
+    format!("https://localhost:{port}")
 }
 
 const SAFE_TIME: &str =
@@ -184,11 +252,14 @@ const SAFE_TIME: &str =
 
 /// A Queen that answers `safeTime` and nothing else.
 async fn queen() -> String {
-    server(|_, uri| match uri.path() {
+    server(only_safe_time).await
+}
+
+fn only_safe_time(_: Method, uri: Uri) -> Response {
+    match uri.path() {
         "/api/v1/partitions/changed" => SAFE_TIME.into_response(),
         _ => StatusCode::SERVICE_UNAVAILABLE.into_response(),
-    })
-    .await
+    }
 }
 
 #[tokio::test]
@@ -346,15 +417,61 @@ async fn a_bucket_that_refuses_or_does_not_answer_exits_3_and_says_what_to_check
 
 /// A bucket that exists and is empty.
 async fn empty_bucket() -> String {
-    server(|method, uri| {
-        let is_bucket = uri.path().trim_matches('/') == "my-lake";
-        if method == Method::HEAD && is_bucket {
-            StatusCode::OK.into_response()
-        } else {
-            StatusCode::NOT_FOUND.into_response()
-        }
-    })
-    .await
+    server(nothing_in_it).await
+}
+
+fn nothing_in_it(method: Method, uri: Uri) -> Response {
+    let is_bucket = uri.path().trim_matches('/') == "my-lake";
+    if method == Method::HEAD && is_bucket {
+        StatusCode::OK.into_response()
+    } else {
+        StatusCode::NOT_FOUND.into_response()
+    }
+}
+
+#[tokio::test]
+async fn a_private_authority_is_trusted_by_either_variable_at_queen_and_at_the_bucket() {
+    let sink = Sink::new()
+        .with("QUEEN_URL", &secured(only_safe_time).await)
+        .with("QUEEN_S3_ENDPOINT", &secured(nothing_in_it).await)
+        .with("RUST_LOG", "");
+    for (variable, path) in [
+        ("SSL_CERT_FILE", "authority.pem"),
+        ("SSL_CERT_DIR", "authorities"),
+    ] {
+        let trusting = Sink(sink.0.clone()).with(variable, &format!("{TLS}/{path}"));
+        let mut started = Running::new(&trusting, &[]);
+        started.line("partitions=discovery").await;
+        started.signal(Signal::TERM);
+        let (code, _, stderr) = started.ends().await;
+        assert_eq!(code, 0, "{variable}: {stderr}");
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_of_an_authority_that_is_not_trusted_exits_3_and_says_so() {
+    let other = format!("{TLS}/another-authority.pem");
+    let sink = Sink::new()
+        .with("SSL_CERT_FILE", &other)
+        .with("RUST_LOG", "");
+    let (queen, bucket) = (secured(only_safe_time).await, secured(nothing_in_it).await);
+    for (sink, place) in [
+        (
+            Sink(sink.0.clone()).with("QUEEN_URL", &queen),
+            "cannot reach Queen at https://localhost:",
+        ),
+        (
+            Sink(sink.0.clone())
+                .with("QUEEN_URL", &self::queen().await)
+                .with("QUEEN_S3_ENDPOINT", &bucket),
+            "cannot use the bucket my-lake at https://localhost:",
+        ),
+    ] {
+        let (code, _, stderr) = sink.ends(&[]).await;
+        assert_eq!(code, 3, "{stderr}");
+        let says = stderr.contains(place) && stderr.contains("UnknownIssuer");
+        assert!(says, "{stderr}");
+    }
 }
 
 async fn booted(filter: &str) -> Running {

@@ -4,6 +4,7 @@
 
 mod arriving;
 mod lines;
+mod pages;
 mod rows;
 
 use std::borrow::Cow;
@@ -61,6 +62,9 @@ pub enum ReadError {
     /// A Parquet object is damaged.
     #[error("{0}")]
     Parquet(#[from] ParquetError),
+    /// A Parquet object claims what none of a lake can be.
+    #[error("{0}")]
+    Claim(String),
     /// A Parquet object lacks a column, or has it with another type.
     #[error("it has no column {0} of the lake's type")]
     Column(&'static str),

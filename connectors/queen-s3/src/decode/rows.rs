@@ -2,12 +2,14 @@
 
 use std::borrow::Cow;
 use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
+use super::pages::{Claims, check_footer};
 use super::{Found, ReadError, Seen};
 use crate::encode::append_line;
 use crate::limits::PARQUET_BATCH_ROWS;
@@ -25,6 +27,7 @@ pub enum Columns {
 /// The records of a Parquet object, in its order.
 pub struct Rows {
     reader: SerializedFileReader<File>,
+    claims: Claims,
     columns: Columns,
     /// The next row group.
     group: usize,
@@ -44,6 +47,19 @@ struct Group {
     ts: Integers,
     /// Transaction id and payload.
     content: Option<(Text, Text)>,
+    /// Rows that it claims and that were not read yet.
+    left: usize,
+}
+
+/// Reads with the library, which asserts what it expects of bytes that anybody may have written. Nothing
+/// is read on with after an error.
+fn guarded<T>(read: impl FnOnce() -> Result<T, ReadError>) -> Result<T, ReadError> {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let text: String = text.unwrap_or_default().chars().take(200).collect();
+        Err(ReadError::Claim(format!("it is damaged: {text}")))
+    })
 }
 
 #[derive(Default)]
@@ -62,8 +78,11 @@ impl Rows {
     ///
     /// For a file that is no Parquet.
     pub fn new(file: File, columns: Columns) -> Result<Self, ReadError> {
+        let length = check_footer(&file)?;
+        let claims = Claims::new(file.try_clone()?, length);
         Ok(Self {
-            reader: SerializedFileReader::new(file)?,
+            reader: guarded(|| Ok(SerializedFileReader::new(file)?))?,
+            claims,
             columns,
             group: 0,
             open: None,
@@ -80,7 +99,7 @@ impl Rows {
     /// At the first row that does not read.
     pub fn next_record(&mut self) -> Result<Option<Found<'_>>, ReadError> {
         while self.at == self.batch.partitions.len() {
-            if !self.decode()? {
+            if !guarded(|| self.decode())? {
                 return Ok(None);
             }
         }
@@ -134,7 +153,7 @@ impl Rows {
         }
     }
 
-    fn open_group(&self, group: usize) -> Result<Group, ReadError> {
+    fn open_group(&mut self, group: usize) -> Result<Group, ReadError> {
         let schema = self.reader.metadata().file_metadata().schema_descr();
         let group = self.reader.get_row_group(group)?;
         let index = |name: &'static str| {
@@ -142,6 +161,12 @@ impl Rows {
             let found = columns.iter().position(|c| c.path().string() == name);
             found.ok_or(ReadError::Column(name))
         };
+        let wanted: &[&'static str] = match self.columns {
+            Columns::Identity => &["partition", "offset", "ts"],
+            Columns::All => &["partition", "offset", "ts", "transaction_id", "payload"],
+        };
+        let wanted: Result<Vec<usize>, ReadError> = wanted.iter().map(|name| index(name)).collect();
+        let left = self.claims.check(group.metadata(), &wanted?)?;
         let text = |name| match group.get_column_reader(index(name)?)? {
             ColumnReader::ByteArrayColumnReader(reader) => Ok(reader),
             _ => Err(ReadError::Column(name)),
@@ -158,6 +183,7 @@ impl Rows {
                 Columns::Identity => None,
                 Columns::All => Some((text("transaction_id")?, text("payload")?)),
             },
+            left,
         })
     }
 }
@@ -205,6 +231,14 @@ impl Batch {
                 detail: "its columns have different lengths".to_owned(),
             });
         }
-        Ok(!self.partitions.is_empty())
+        let rows = self.partitions.len();
+        if rows > group.left || (rows == 0 && group.left > 0) {
+            return Err(ReadError::Row {
+                number: number + 1,
+                detail: "its row group claims another number of rows".to_owned(),
+            });
+        }
+        group.left -= rows;
+        Ok(rows > 0)
     }
 }

@@ -10,7 +10,7 @@ use crate::encode::{ObjectEncoder, ObjectSpec, record_bytes};
 use crate::lake::Format;
 use crate::record::Chunk;
 
-fn object(format: Format, compression: Compression, payloads: &[String]) -> Vec<u8> {
+pub(super) fn object(format: Format, compression: Compression, payloads: &[String]) -> Vec<u8> {
     let records: Vec<_> = (0i64..)
         .zip(payloads)
         .map(|(offset, payload)| (offset, 7, "t\\u00e9", payload.as_str()))

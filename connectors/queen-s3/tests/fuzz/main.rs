@@ -10,6 +10,7 @@ mod configuration;
 mod fetch;
 mod lake;
 mod mutation;
+mod rows;
 mod segments;
 mod store;
 
@@ -173,6 +174,11 @@ fn a_damaged_frame_of_a_checkpoint_is_refused_or_decodes_within_its_bound() {
 #[test]
 fn lines_of_an_object_are_read_as_serde_json_reads_them() {
     fuzz("lines", 10_000, lake::lines);
+}
+
+#[test]
+fn parquet_objects_are_read_in_bounded_memory_or_refused() {
+    fuzz("rows", 5_000, rows::read_or_refused);
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::sink::{Options, SINK, Sink, committed, eventually};
 use crate::{HOUR, SECOND, TEN, in_virtual_time};
 
 /// Every format with every compression that it has.
-const ENCODINGS: [(Format, Compression); 5] = [
+pub const ENCODINGS: [(Format, Compression); 5] = [
     (Format::Jsonl, Compression::Zstd),
     (Format::Jsonl, Compression::Gzip),
     (Format::Jsonl, Compression::None),

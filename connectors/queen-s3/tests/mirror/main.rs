@@ -13,6 +13,7 @@ mod lines;
 mod link;
 mod log;
 mod million;
+mod panics;
 mod positions;
 mod reborn;
 mod settings;

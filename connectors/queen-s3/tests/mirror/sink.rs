@@ -16,6 +16,7 @@ use queen_s3::observe::status::Status;
 use queen_s3::ownership::Identity;
 use queen_s3::queue::{self, Context, Settings};
 use queen_s3::retry::Jitter;
+use queen_s3::sink::{FirstQueues, QueueSet};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -43,6 +44,8 @@ pub struct Options {
     pub seed: u64,
     /// Its instance name.
     pub instance: &'static str,
+    /// How long a queue rests whose task panicked; without it a panic ends the test.
+    pub rest: Option<Duration>,
 }
 
 impl Options {
@@ -75,6 +78,7 @@ impl Options {
             memory: 1_024 * MIB,
             seed: 1,
             instance: "sink-0",
+            rest: None,
         }
     }
 }
@@ -138,6 +142,7 @@ impl Sink {
             Arc::clone(&clock),
             options.settings.shape.format,
         );
+        let asked = Arc::clone(&broker);
         let context = Arc::new(Context {
             broker,
             bucket: Arc::clone(bucket) as _,
@@ -153,16 +158,32 @@ impl Sink {
             settings: options.settings.clone(),
         });
         let (stop, stopping) = watch::channel(false);
-        let runs: Vec<_> = queues
-            .iter()
-            .map(|name| {
-                let context = Arc::clone(&context);
-                queue::run(context, Name::from(*name), None, stopping.clone())
-            })
-            .collect();
-        let tasks = tokio::spawn(async move {
-            join_all(runs).await;
-        });
+        let names: Vec<Name> = queues.iter().map(|name| Name::from(*name)).collect();
+        let run = move |name, absent_since, stop| {
+            queue::run(Arc::clone(&context), name, absent_since, stop)
+        };
+        let tasks = match options.rest {
+            Some(rest) => {
+                let set = QueueSet {
+                    broker: asked,
+                    status: Arc::clone(&status),
+                    jitter: Jitter::new(options.seed),
+                    relist: Duration::MAX,
+                    rest,
+                    run,
+                };
+                tokio::spawn(set.mirror(FirstQueues::Named(names), stopping))
+            }
+            None => {
+                let runs = names
+                    .into_iter()
+                    .map(|name| run(name, None, stopping.clone()));
+                let runs: Vec<_> = runs.collect();
+                tokio::spawn(async move {
+                    join_all(runs).await;
+                })
+            }
+        };
         Self {
             stop,
             tasks,
