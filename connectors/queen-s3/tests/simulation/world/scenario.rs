@@ -36,7 +36,7 @@ pub struct Scenario {
     /// Whether partitions are deleted, and made again under their name.
     pub partition_deletes: bool,
     /// Whether partitions are deleted more often, whatever a lake has of them, and mostly made again at
-    /// once: what every answer tells of lives is all that tells them apart.
+    /// once, while sinks lag: what every answer tells of lives is all that tells them apart.
     pub restless: bool,
     /// Whether queues are deleted, and made again under their name.
     pub queue_deletes: bool,
@@ -167,7 +167,7 @@ impl Scenario {
     /// dice: histories in which it does not matter do not follow from it.
     pub fn draw(dice: &mut Dice, own: &mut Dice) -> Self {
         let lives = own.pick(&[Lives::All, Lives::All, Lives::All, Lives::Some, Lives::None]);
-        let restless = lives == Lives::All && own.chance(0.3);
+        let restless = lives == Lives::All && own.chance(0.5);
         let hour = dice.pick(&[60, 660, 1_440]);
         let epoch = DAY + hour * MINUTE - dice.between(MINUTE / 2, 6 * MINUTE);
         let calm_network = dice.chance(0.25);
@@ -205,6 +205,9 @@ impl Scenario {
         };
         // Without ids it is the promise that tells a life from the former one.
         let lives_tell = ids || promise_breaks == 0.0;
+        let restless = restless && ids && partition_deletes;
+        // A sink that lags has something left to read when a life ends.
+        let few_records = restless.then(|| own.pick(&[2, 5]));
         // A fetch looks at the record before the one it wants, so it must bring two.
         let fetch_records: &[i64] = if ids {
             &[1, 3, 20, 10_000]
@@ -224,9 +227,15 @@ impl Scenario {
             push_pause_ms: if heavy {
                 1_000
             } else {
-                dice.pick(&[200, 400, 2_000, 10_000])
+                let drawn = dice.pick(&[200, 400, 2_000, 10_000]);
+                if restless { 200 } else { drawn }
             },
-            push_records: if heavy { 5 } else { dice.pick(&[1, 5, 30]) },
+            push_records: if heavy {
+                5
+            } else {
+                let drawn = dice.pick(&[1, 5, 30]);
+                if restless { 30 } else { drawn }
+            },
             pad: if heavy { 60_000 } else { 400 },
             long_transaction: if heavy {
                 0.2
@@ -237,7 +246,7 @@ impl Scenario {
             ids,
             retention,
             partition_deletes: partition_deletes && lives_tell,
-            restless: restless && ids,
+            restless,
             queue_deletes: queue_deletes && lives_tell,
             promise_breaks,
             clock_steps_back: dice.chance(0.2),
@@ -249,7 +258,10 @@ impl Scenario {
                 usize::try_from(dice.between(1, 7)).unwrap_or(1)
             },
             fetch_records: usize::try_from(dice.pick(fetch_records)).unwrap_or(2),
-            call_records: usize::try_from(dice.pick(&[2, 10, 100, 100_000, 100_000])).unwrap_or(1),
+            call_records: {
+                let drawn = dice.pick(&[2, 10, 100, 100_000, 100_000]);
+                usize::try_from(few_records.unwrap_or(drawn)).unwrap_or(1)
+            },
             disasters: dice.chance(0.2),
             // A part is a call of its own: not so small that they are all that a run makes.
             part_bytes: if heavy {

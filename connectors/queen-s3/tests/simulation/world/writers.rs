@@ -22,6 +22,8 @@ const BACK_MICROS: i64 = 90_000_000;
 const HELD: Duration = Duration::from_millis(200);
 /// Most records with which a partition is made again.
 const MADE_AGAIN: i64 = 60;
+/// As many where partitions are restless: a sink that lags has not read so far.
+const RESTLESS: i64 = 300;
 /// Longest time that a transaction stays open, ms.
 const LONG_MS: i64 = 90_000;
 
@@ -211,7 +213,12 @@ fn delete_partition(
         state.log.delete_partition(queue, name, gap)
     };
     if deletes && (!scenario.ids || scenario.restless) && state.dice.chance(0.7) {
-        let count = (length + state.dice.between(-3, 12)).clamp(1, MADE_AGAIN);
+        let most = if scenario.restless {
+            RESTLESS
+        } else {
+            MADE_AGAIN
+        };
+        let count = (length + state.dice.between(-3, 12)).clamp(1, most);
         let transaction = state.log.begin(now, false);
         let records = (0..count)
             .map(|number| record(&mut state.dice, number.unsigned_abs(), scenario.pad))
