@@ -91,6 +91,14 @@ impl ApiError {
         matches!(self, Self::Cut(_))
     }
 
+    /// Whether the database failed, or was not there.
+    pub fn is_of_database(&self) -> bool {
+        matches!(
+            self,
+            Self::Unavailable(_) | Self::Cut(_) | Self::SlowSession(_)
+        )
+    }
+
     /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {

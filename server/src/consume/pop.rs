@@ -140,13 +140,17 @@ async fn guarded_look(
         let lease = Uuid::new_v4();
         let found = look(&broker, tenant, &request, lease, queues).await;
         drop(slot);
-        // Whatever was taken before the look failed is nobody's.
-        if found.is_err() {
+        // Whatever was taken before the look failed is nobody's. Where the database failed, its client does
+        // not wait until it has answered that, too.
+        let failed = found.is_err();
+        let later = found.as_ref().is_err_and(ApiError::is_of_database);
+        if failed && !later {
             give_back(&broker, tenant, lease).await;
         }
-        if let Err(Ok(unsent)) = send.send(found)
-            && unsent.popped.is_some()
-        {
+        let unheard = send
+            .send(found)
+            .is_err_and(|found| found.is_ok_and(|found| found.popped.is_some()));
+        if later || unheard {
             give_back(&broker, tenant, lease).await;
         }
     });

@@ -174,7 +174,19 @@ async fn requests_of_a_database_that_is_stopped_are_answered_503_in_time_and_lea
             fixture.post("/api/v1/partitions/changed", r#"{"entries":[]}"#),
             fixture.post("/api/v1/configure", limited),
         ]);
-        let answers = timeout(ANSWERED, async { tokio::join!(requests, health).0 }).await;
+        let more = futures_util::future::join_all([
+            fixture.get("/api/v1/pop/queue/q?wait=false"),
+            fixture.get("/api/v1/resources/queues"),
+            fixture.get("/api/v1/dlq?queue=q"),
+        ]);
+        let all = async {
+            let (mut answers, more, ()) = tokio::join!(requests, more, health);
+            answers.extend(more);
+            answers
+        };
+        let answers = timeout(ANSWERED, all).await;
+        let status = timeout(ANSWERED, fixture.get("/status")).await.unwrap();
+        assert_eq!(status.json()["database"]["connected"], false);
         let later = timeout(ANSWERED, fixture.post("/api/v1/push", PUSH)).await;
         let later = later.expect("an answer in time");
         for answer in answers.expect("answers in time").iter().chain([&later]) {
