@@ -3,6 +3,7 @@
 
 use std::hint::black_box;
 use std::io::Write;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -51,7 +52,8 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             vec![backlog.records as f64 / backlog.took.as_secs_f64()],
         ),
     ];
-    let mut floor = Vec::new();
+    let mut lines = Vec::new();
+    let mut floors = Vec::new();
     for (format, variable, compression) in SHAPES {
         let shape = format!("{format} {compression}");
         let mut runs = Vec::new();
@@ -64,33 +66,39 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             options.name = format!("{format}-{compression}-{repetition}");
             options.instance = options.name.clone();
             let run = run::backlog(&stack, &options, QUEUE, backlog.records).await?;
-            if floor.is_empty() {
-                floor = zstd_alone(&stack, &options.name, plan.repetitions)?;
+            let lake = stack.lake(&options.name);
+            if lines.is_empty() {
+                let objects = lake.objects(QUEUE)?;
+                lines = objects.into_iter().map(|object| object.bytes).collect();
+                ensure!(!lines.is_empty(), "the first lake holds no object");
             }
-            std::fs::remove_dir_all(stack.lake(&options.name).folder())?;
-            runs.push(run);
+            std::fs::remove_dir_all(lake.folder())?;
+            runs.push((run, Floor::measure(&lines)?));
         }
-        figures.extend(figures_of(&shape, compression, format, &runs, &floor));
+        floors.extend(runs.iter().map(|(_, floor)| *floor));
+        figures.extend(figures_of(&shape, compression, format, &runs));
     }
-    let floor = floor.iter().map(Duration::as_secs_f64).collect();
-    figures.insert(2, Figure::new("zstd level 3 alone", "CPU s", floor));
+    let seconds = |time: fn(&Floor) -> Duration| {
+        let times = floors.iter().map(time);
+        times.map(|time| time.as_secs_f64()).collect()
+    };
+    let alone = Figure::new("zstd level 3 alone", "CPU s", seconds(|floor| floor.alone));
+    let beside = Figure::new(
+        "zstd level 3, all cores busy",
+        "CPU s",
+        seconds(|floor| floor.busy),
+    );
+    figures.splice(2..2, [alone, beside]);
     Ok(figures)
 }
 
-fn figures_of(
-    shape: &str,
-    compression: &str,
-    format: &str,
-    runs: &[Run],
-    floor: &[Duration],
-) -> Vec<Figure> {
-    let ratio = |cpu: fn(&Run) -> Duration| -> Vec<f64> {
-        runs.iter()
-            .zip(floor)
-            .map(|(run, floor)| cpu(run).as_secs_f64() / floor.as_secs_f64())
-            .collect()
+fn figures_of(shape: &str, compression: &str, format: &str, runs: &[(Run, Floor)]) -> Vec<Figure> {
+    let over = |cpu: fn(&Run) -> Duration, floor: fn(&Floor) -> Duration| -> Vec<f64> {
+        let ratio = |(run, of): &(Run, Floor)| cpu(run).as_secs_f64() / floor(of).as_secs_f64();
+        runs.iter().map(ratio).collect()
     };
-    let each = |value: fn(&Run) -> f64| runs.iter().map(value).collect();
+    let ratio = |cpu| over(cpu, |floor| floor.alone);
+    let each = |value: fn(&Run) -> f64| runs.iter().map(|(run, _)| value(run)).collect();
     let mut sink = Figure::new(
         format!("{shape}: sink"),
         "x zstd",
@@ -113,6 +121,11 @@ fn figures_of(
     }
     vec![
         sink,
+        Figure::new(
+            format!("{shape}: sink"),
+            "x zstd on cores as busy",
+            over(|run| run.cpu.sink, |floor| floor.busy),
+        ),
         deployment,
         Figure::new(
             format!("{shape}: broker"),
@@ -133,7 +146,7 @@ fn figures_of(
         Figure::new(
             format!("{shape}: peak memory"),
             "MiB",
-            runs.iter().map(|run| mebibytes(run.peak)).collect(),
+            each(|run| mebibytes(run.peak)),
         ),
         Figure::new(
             format!("{shape}: windows"),
@@ -143,20 +156,47 @@ fn figures_of(
     ]
 }
 
-/// CPU time of compressing the lines of the lake `name` with zstd, level 3, one worker.
-fn zstd_alone(stack: &Stack, name: &str, repetitions: usize) -> Result<Vec<Duration>> {
-    let objects = stack.lake(name).objects(QUEUE)?;
-    ensure!(!objects.is_empty(), "the lake {name} holds no object");
-    let mut times = Vec::new();
-    for _ in 0..repetitions {
-        let before = usage::own_cpu();
-        for object in &objects {
-            let mut encoder = zstd::Encoder::new(Vec::new(), 3)?;
-            encoder.multithread(1)?;
-            encoder.write_all(&object.bytes).context("compress lines")?;
-            black_box(encoder.finish()?);
-        }
-        times.push(usage::own_cpu() - before);
+/// CPU time of compressing the same lines with zstd, level 3, one worker, taken right after a run:
+/// the machine's speed drifts.
+#[derive(Debug, Clone, Copy)]
+struct Floor {
+    /// While nothing else runs.
+    alone: Duration,
+    /// While every core does the same. Cores share caches and execution units, and a run of a sink keeps
+    /// all of them busy.
+    busy: Duration,
+}
+
+impl Floor {
+    fn measure(lines: &[Vec<u8>]) -> Result<Self> {
+        let cores = thread::available_parallelism()?.get();
+        Ok(Self {
+            alone: compressing(lines, 1)?,
+            busy: compressing(lines, cores)?,
+        })
     }
-    Ok(times)
+}
+
+/// CPU time that compressing `lines` takes each of so many threads that do it at once.
+fn compressing(lines: &[Vec<u8>], threads: usize) -> Result<Duration> {
+    let before = usage::own_cpu();
+    thread::scope(|scope| {
+        let started: Vec<_> = (0..threads)
+            .map(|_| scope.spawn(|| compress(lines)))
+            .collect();
+        started
+            .into_iter()
+            .try_for_each(|thread| thread.join().expect("compressing does not panic"))
+    })?;
+    Ok((usage::own_cpu() - before) / u32::try_from(threads)?)
+}
+
+fn compress(lines: &[Vec<u8>]) -> Result<()> {
+    for object in lines {
+        let mut encoder = zstd::Encoder::new(Vec::new(), 3)?;
+        encoder.multithread(1)?;
+        encoder.write_all(object).context("compress lines")?;
+        black_box(encoder.finish()?);
+    }
+    Ok(())
 }

@@ -43,7 +43,7 @@ fn in_parts() -> Options {
 
 #[test]
 fn a_large_object_goes_up_in_parts_of_16_mib_as_many_at_a_time_as_memory_allows() {
-    for (memory, at_once) in [(1_024, PARTS_IN_FLIGHT), (256, 4)] {
+    for (memory, at_once) in [(1_024, PARTS_IN_FLIGHT), (256, 3)] {
         goes_up_in_parts(memory, at_once);
     }
 }
