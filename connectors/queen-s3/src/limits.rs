@@ -110,6 +110,9 @@ pub const SIDECAR_BYTES: usize = 256 * MIB;
 /// Hours between pointer and present up to which a start lists the directories in between for
 /// objects that no intent names; for more it lists the queue's data keys once.
 pub const LISTED_HOURS: i64 = 48;
+/// Of the memory budget, the part (one in so many) that reading leaves to encoded bytes which are not
+/// compressed.
+pub const ENCODED_PART: usize = 8;
 /// Record bytes that are handed to the encoder at a time.
 pub const ENCODE_STEP_BYTES: usize = 4 * MIB;
 /// Parts of one multipart upload that are in flight at a time, at most.

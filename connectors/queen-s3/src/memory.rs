@@ -40,8 +40,12 @@ impl MemoryBudget {
 
     /// Bytes held by records now.
     pub fn buffered(&self) -> usize {
-        let reserved = self.reserved.load(Ordering::Relaxed);
-        self.used().saturating_sub(reserved)
+        self.used().saturating_sub(self.reserved())
+    }
+
+    /// Bytes kept free for what is to come, and claimed for what is encoded.
+    pub fn reserved(&self) -> usize {
+        self.reserved.load(Ordering::Relaxed)
     }
 
     /// Bytes held or reserved now; may pass the limit, because an answer's size is known only once it

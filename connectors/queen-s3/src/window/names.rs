@@ -10,6 +10,9 @@ use super::partition::{Partition, PartitionId};
 /// Bytes of names of partitions that are tracked no longer, up to which the text is left as it is.
 const DEAD_BYTES: usize = 64 << 10;
 
+/// What looking at a partition costs, in bytes of names copied.
+const SLOT_BYTES: usize = 8;
+
 /// Where a partition's name lies in [`Names`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct NameAt {
@@ -92,13 +95,14 @@ impl Names {
         entry.map(hashbrown::hash_table::OccupiedEntry::remove).ok();
         partitions[id.0 as usize] = None;
         self.dead += name.length as usize;
-        if self.dead > DEAD_BYTES.max(self.bytes()) {
+        let alive = self.bytes() + partitions.len() * SLOT_BYTES;
+        if self.dead > DEAD_BYTES.max(alive) {
             self.compact(partitions);
         }
     }
 
-    /// Copies what is alive. Done when less than half of the text is, it costs no more than the names
-    /// did that were added since.
+    /// Copies what is alive. Done when less than half of the text is, and not before there is as much to
+    /// gain as partitions to look at, it costs no more than the names did that were added since.
     fn compact(&mut self, partitions: &mut [Option<Partition>]) {
         let mut alive = String::with_capacity(self.bytes());
         for partition in partitions.iter_mut().flatten() {
@@ -161,7 +165,7 @@ mod tests {
         let bytes: usize = alive.iter().map(|(number, _)| text(*number).len()).sum();
         assert_eq!(names.bytes(), bytes);
         assert!(
-            names.text.len() <= bytes + bytes.max(DEAD_BYTES),
+            names.text.len() <= 2 * bytes + DEAD_BYTES.max(partitions.len() * SLOT_BYTES),
             "{} bytes for {bytes} of names",
             names.text.len()
         );

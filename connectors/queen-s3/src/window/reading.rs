@@ -57,22 +57,36 @@ impl Engine {
     /// their lives began after [`Engine::mark_lives`]; repeats included.
     fn uncertain(&self) -> impl Iterator<Item = PartitionId> {
         let found = self.seeks.keys().chain(self.unproven.keys());
-        found
-            .chain(self.doubted_losses.keys())
-            .copied()
-            .filter(|id| self.partition(*id).generation <= self.marked)
+        let found = found.chain(self.doubted_losses.keys()).copied();
+        found.filter(|id| self.is_marked(*id))
+    }
+
+    fn is_marked(&self, id: PartitionId) -> bool {
+        self.partition(id).generation <= self.marked
+    }
+
+    /// Adds up to `max` of `ids` that may be asked for now.
+    fn choose<'a>(
+        &self,
+        ids: impl Iterator<Item = &'a PartitionId>,
+        max: usize,
+        chosen: &mut Vec<PartitionId>,
+    ) {
+        let free = ids.copied().filter(|id| {
+            let flags = self.partition(*id).flags;
+            self.is_marked(*id) && !flags.busy && !flags.suspect
+        });
+        chosen.extend(free.take(max));
     }
 
     /// Up to `max` partitions whose reading position is not certain yet, as
     /// [`Engine::next_reads`]. Their answers are used to make it so and for nothing else.
     pub fn next_probes(&mut self, max: usize) -> Vec<ReadRequest> {
-        let mut chosen: Vec<PartitionId> = self
-            .uncertain()
-            .filter(|id| {
-                let flags = self.partition(*id).flags;
-                !flags.busy && !flags.suspect
-            })
-            .collect();
+        // The first of each, because there may be millions: the first of all are among them.
+        let mut chosen = Vec::new();
+        self.choose(self.seeks.keys(), max, &mut chosen);
+        self.choose(self.unproven.keys(), max, &mut chosen);
+        self.choose(self.doubted_losses.keys(), max, &mut chosen);
         chosen.sort_unstable();
         chosen.dedup();
         chosen.truncate(max);

@@ -85,14 +85,13 @@ fn what_is_on_its_way_up_takes_room_in_the_memory_budget() {
             );
             let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
             let budget = Arc::clone(&sink.budget);
-            let encoded = || budget.used() - budget.buffered();
             let mut most = 0;
             eventually("the window", || {
-                most = most.max(encoded());
+                most = most.max(budget.reserved());
                 committed(&log, QUEUE).0 == 1
             })
             .await;
-            assert_eq!(encoded(), 0);
+            assert_eq!(budget.reserved(), 0);
             sink.stop().await;
             let object: usize = bucket.data().values().map(bytes::Bytes::len).sum();
             assert_eq!(most, object, "{operation}");

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use super::sizing::{Brought, Sizing};
+use super::sizing::{Brought, Kind, Sizing};
 use super::{Event, Session};
 use crate::broker::{BrokerError, FetchAnswer, FetchEntry, FetchRequest};
+use crate::lake::Compression;
 use crate::limits::{
-    ENTRY_RETRY, FETCH_CALL_BYTES, FETCH_CALL_LEAST_BYTES, FETCH_LEAST_ENTRIES, QUEUE_ROOM_BYTES,
+    ENCODED_PART, ENTRY_RETRY, FETCH_CALL_BYTES, FETCH_CALL_LEAST_BYTES, FETCH_LEAST_ENTRIES,
+    QUEUE_ROOM_BYTES,
 };
 use crate::observe::sampled::Sampled;
 use crate::queue::doubtful::Doubtful;
@@ -27,6 +29,7 @@ fn brought_by(answer: &FetchAnswer) -> Brought {
     });
     Brought {
         rendered: answer.batch.held_bytes(),
+        records: !records.is_empty(),
         more,
         ..Brought::default()
     }
@@ -83,7 +86,7 @@ impl Task {
         doubtful: Option<&mut Doubtful>,
     ) -> Result<(), End> {
         let room = probing.sizing.aim(self.call_bytes());
-        let probes = engine.next_probes(probing.sizing.entries(room, true));
+        let probes = engine.next_probes(probing.sizing.entries(room, Kind::Probes));
         if probes.is_empty() {
             // What is left contradicts the last pass.
             tokio::time::sleep(probing.backoff.next(None)).await;
@@ -170,7 +173,8 @@ impl Session<'_> {
             return;
         }
         while self.engine.has_ready() && self.fetches < self.task.settings().fetch_concurrency {
-            if self.fetches > 0 && !self.sizing.is_known() {
+            let known = self.sizing.is_known(self.task.call_bytes());
+            if self.fetches > 0 && !known {
                 return;
             }
             let Some(room) = self.room() else { return };
@@ -212,14 +216,25 @@ impl Session<'_> {
     fn entries(&self, room: usize) -> usize {
         let slots = self.task.settings().fetch_concurrency - self.fetches;
         let share = self.engine.ready().div_ceil(slots).max(FETCH_LEAST_ENTRIES);
-        share.min(self.sizing.entries(room, self.engine.is_seeking()))
+        let kind = if self.engine.is_seeking() {
+            Kind::Both
+        } else {
+            Kind::Reads
+        };
+        share.min(self.sizing.entries(room, kind))
     }
 
     /// Rendered bytes that one more fetch call may aim at, if it may be sent.
     fn room(&mut self) -> Option<usize> {
         let budget = &self.task.context.budget;
         let call = self.task.call_bytes();
-        let taken = budget.used() + self.reserved;
+        // What is encoded without being compressed takes as much again until it is up.
+        let headroom = match self.task.settings().shape.compression {
+            Compression::None => budget.limit() / ENCODED_PART,
+            _ => 0,
+        };
+        let ahead = headroom.saturating_sub(budget.reserved());
+        let taken = budget.used() + self.reserved + ahead;
         let free = budget.limit().saturating_sub(taken);
         if free >= call {
             return Some(call);
@@ -246,10 +261,11 @@ impl Session<'_> {
         }
         // Nothing can be closed before the partition with the lowest frontier is read on: the
         // records furthest ahead make room for that.
-        self.engine
-            .shed((taken + call).saturating_sub(budget.limit()) as u64, budget);
+        // What others have on its way up is no reason to drop more than one call takes.
+        let over = (taken + call).saturating_sub(budget.limit()).min(call);
+        self.engine.shed(over as u64, budget);
         let alone = self.engine.buffered_bytes() > budget.limit() as u64 / 2;
-        if alone && budget.used() > budget.limit() && self.stream_oversized() {
+        if alone && budget.buffered() > budget.limit() && self.stream_oversized() {
             return None;
         }
         Some(FETCH_CALL_LEAST_BYTES)

@@ -9,14 +9,19 @@ use crate::limits::{
 /// Rendered bytes that are expected per stored byte asked for, at least and at most: the greatest
 /// record in the least entry makes some thousands.
 const EXPANSION: (f64, f64) = (4.0, 4_096.0);
-/// What the last answer counts for where less came than was expected.
-const WEIGHT: f64 = 0.1;
+/// What an answer counts for that brought less than was expected: one that was cut, and one that reached
+/// the log's end and says little of what a whole one is like.
+const WEIGHTS: (f64, f64) = (0.1, 0.05);
+/// How much more a call may aim at than the one before, while calls are still made one at a time.
+const RAMP: usize = 4;
 
 /// What is known of a queue's log by now.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sizing {
-    /// Rendered bytes per stored byte asked for; `None` before the first records.
-    expansion: Option<f64>,
+    /// Rendered bytes per stored byte asked for.
+    expansion: f64,
+    /// Rendered bytes that a call may aim at; more with each answer that brought records.
+    ramp: usize,
     /// Stored bytes that an entry asks for, at least.
     entry_bytes: u32,
     /// Stored bytes that a probe asks for.
@@ -28,10 +33,20 @@ pub(super) struct Sizing {
 pub(super) struct Brought {
     /// Rendered bytes.
     pub(super) rendered: usize,
+    /// Whether there are records among them.
+    pub(super) records: bool,
     /// Whether a partition has more than came of it.
     pub(super) more: bool,
     pub(super) reads: Entries,
     pub(super) probes: Entries,
+}
+
+/// What the entries of a call are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Reads,
+    Probes,
+    Both,
 }
 
 /// Entries of a call.
@@ -46,45 +61,38 @@ impl Sizing {
     /// Nothing is known.
     pub(super) fn new() -> Self {
         Self {
-            expansion: None,
+            expansion: EXPANSION.0,
+            ramp: FETCH_CALL_LEAST_BYTES,
             entry_bytes: FETCH_ENTRY_LEAST_BYTES,
             probe_bytes: PROBE_BYTES,
         }
     }
 
-    /// Whether records have come. Before that calls are made one at a time: they may bring any number
-    /// of bytes.
-    pub(super) fn is_known(&self) -> bool {
-        self.expansion.is_some()
-    }
-
-    fn expansion(&self) -> f64 {
-        self.expansion.unwrap_or(EXPANSION.0)
+    /// Whether enough is known for several calls at once that may take `room` each: before, one may
+    /// bring any number of bytes.
+    pub(super) fn is_known(&self, room: usize) -> bool {
+        self.ramp >= room
     }
 
     /// Rendered bytes that a call aims at which may take `room`.
     pub(super) fn aim(&self, room: usize) -> usize {
-        if self.is_known() {
-            room
-        } else {
-            room.min(FETCH_CALL_LEAST_BYTES)
-        }
+        room.min(self.ramp)
     }
 
     /// Partitions for which a call that aims at `room` is enough.
-    pub(super) fn entries(&self, room: usize, probes: bool) -> usize {
-        let each = if probes {
-            self.entry_bytes.max(self.probe_bytes)
-        } else {
-            self.entry_bytes
+    pub(super) fn entries(&self, room: usize, kind: Kind) -> usize {
+        let each = match kind {
+            Kind::Reads => self.entry_bytes,
+            Kind::Probes => self.probe_bytes,
+            Kind::Both => self.entry_bytes.max(self.probe_bytes),
         };
-        let enough = (room as f64 / self.expansion() / f64::from(each)) as usize;
+        let enough = (room as f64 / self.expansion / f64::from(each)) as usize;
         enough.clamp(1, FETCH_ENTRIES)
     }
 
     /// Stored bytes that each of so many `entries` of a call asks for that aims at `room`.
     pub(super) fn read_bytes(&self, room: usize, entries: usize) -> u32 {
-        let share = (room as f64 / self.expansion() / entries as f64) as u32;
+        let share = (room as f64 / self.expansion / entries as f64) as u32;
         share.clamp(self.entry_bytes, FETCH_ENTRY_MAX_BYTES)
     }
 
@@ -95,15 +103,16 @@ impl Sizing {
 
     /// Takes in what a call brought that asked for `stored` bytes.
     pub(super) fn learn(&mut self, stored: f64, brought: &Brought) {
-        let seen = (brought.rendered as f64 / stored).clamp(EXPANSION.0, EXPANSION.1);
-        self.expansion = match self.expansion {
-            None if brought.rendered == 0 => None,
-            None => Some(seen),
-            Some(before) if seen > before => Some(seen),
-            // Where the log ended, it says nothing of what a whole answer is like.
-            Some(before) if !brought.more => Some(before),
-            Some(before) => Some(before + (seen - before) * WEIGHT),
-        };
+        if brought.records {
+            let seen = (brought.rendered as f64 / stored).clamp(EXPANSION.0, EXPANSION.1);
+            let weight = match brought.more {
+                _ if seen > self.expansion => 1.0,
+                true => WEIGHTS.0,
+                false => WEIGHTS.1,
+            };
+            self.expansion += (seen - self.expansion) * weight;
+            self.ramp = self.ramp.saturating_mul(RAMP).min(FETCH_CALL_BYTES);
+        }
         let Brought {
             rendered,
             reads,
@@ -137,6 +146,7 @@ mod tests {
     fn brought(rendered: usize, more: bool) -> Brought {
         Brought {
             rendered,
+            records: true,
             more,
             reads: Entries {
                 asked: 1,
@@ -146,15 +156,24 @@ mod tests {
         }
     }
 
-    /// Rendered bytes of a call for `partitions` whose segments are `segment` bytes long, compressed to
-    /// an eighth: what was asked for of each, in whole segments, and one of them at least.
-    fn call(sizing: &mut Sizing, room: usize, partitions: usize, segment: usize) -> usize {
-        let room = sizing.aim(room);
-        let entries = sizing.entries(room, false).min(partitions);
+    const ROOM: usize = 16 * MIB;
+
+    /// Partitions and rendered bytes of a call while each of `partitions` has `unread` bytes in segments
+    /// of `segment`, compressed to an eighth: what was asked for of each, in whole segments and one of
+    /// them at least.
+    fn call(
+        sizing: &mut Sizing,
+        partitions: usize,
+        segment: usize,
+        unread: usize,
+    ) -> (usize, usize) {
+        let room = sizing.aim(ROOM);
+        let entries = sizing.entries(room, Kind::Reads).min(partitions);
         let bytes = sizing.read_bytes(room, entries) as usize;
-        let rendered = entries * (bytes * 8 / segment).max(1) * segment;
-        sizing.learn((entries * bytes) as f64, &brought(rendered, true));
-        rendered
+        let each = ((bytes * 8 / segment).max(1) * segment).min(unread);
+        let answer = brought(entries * each, each < unread);
+        sizing.learn((entries * bytes) as f64, &answer);
+        (entries, answer.rendered)
     }
 
     #[test]
@@ -162,13 +181,13 @@ mod tests {
         for segment in [300, 30_000, MIB, 16 * MIB] {
             for partitions in [1, 16, 1_000] {
                 let mut sizing = Sizing::new();
-                let room = 16 * MIB;
                 let calls: Vec<usize> = (0..100)
-                    .map(|_| call(&mut sizing, room, partitions, segment))
+                    .map(|_| call(&mut sizing, partitions, segment, usize::MAX).1)
                     .collect();
-                let most = FETCH_CALL_LEAST_BYTES.max(16 * segment);
-                assert!(calls[0] <= 2 * most, "{segment} {partitions}: {}", calls[0]);
-                let (least, most) = (room / 2, 2 * room.max(segment));
+                // Of the first call nothing is known but how few partitions it asks for.
+                let first = (2 * FETCH_CALL_LEAST_BYTES).max(16 * segment);
+                assert!(calls[0] <= first, "{segment} {partitions}: {}", calls[0]);
+                let (least, most) = (ROOM / 2, 2 * ROOM.max(segment));
                 let late = calls[60..].iter().all(|call| *call >= least);
                 let none = calls[1..].iter().all(|call| *call <= most);
                 assert!(late && none, "{segment} {partitions}: {calls:?}");
@@ -177,21 +196,40 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_log_does_not_make_the_next_call_large() {
+    fn after_large_segments_many_small_ends_of_logs_are_asked_for_at_once_again() {
         let mut sizing = Sizing::new();
-        sizing.learn(4_096.0, &brought(80_000, true));
-        let before = sizing.clone();
-        for _ in 0..100 {
-            sizing.learn(4_096.0, &brought(10, false));
+        for _ in 0..10 {
+            call(&mut sizing, 10_000, MIB, usize::MAX);
         }
-        assert_eq!(sizing, before);
+        let few = call(&mut sizing, 10_000, 300, 300).0;
+        assert!(few <= 32, "{few}");
+        let ended: Vec<usize> = (0..150)
+            .map(|_| call(&mut sizing, 10_000, 300, 300).0)
+            .collect();
+        assert!(ended[149] > 9 * FETCH_ENTRIES / 10, "{ended:?}");
+    }
+
+    #[test]
+    fn the_first_calls_are_made_one_at_a_time_and_each_may_bring_more() {
+        let mut sizing = Sizing::new();
+        let mut entries = Vec::new();
+        while !sizing.is_known(ROOM) {
+            entries.push(call(&mut sizing, 10_000, 300, 300).0);
+        }
+        assert_eq!(entries, [16, 64, 256]);
+        assert_eq!(call(&mut sizing, 10_000, 300, 300).0, FETCH_ENTRIES);
     }
 
     #[test]
     fn an_answer_without_records_teaches_nothing() {
         let mut sizing = Sizing::new();
-        sizing.learn(4_096.0, &brought(0, true));
-        assert!(!sizing.is_known());
+        let before = sizing.clone();
+        let barren = Brought {
+            records: false,
+            ..brought(400, true)
+        };
+        sizing.learn(4_096.0, &barren);
+        assert_eq!(sizing, before);
     }
 
     #[test]
