@@ -126,6 +126,27 @@ fn a_record_larger_than_the_target_and_than_the_memory_goes_through() {
 }
 
 #[test]
+fn memory_that_is_left_to_encoded_bytes_holds_no_window_up() {
+    in_virtual_time(async {
+        // All within the present hour, and less than the target: only memory closes anything.
+        let log = Log::new(TEN + HOUR / 2, about_a_kibibyte);
+        log.create("orders");
+        for second in 0..40 {
+            log.write("orders", &Name::from("p"), TEN + second * SECOND, 1_000);
+        }
+        let bucket = Arc::<MemoryBucket>::default();
+        let mut options = Options::new();
+        options.settings.max_window = Duration::from_secs(24 * 3_600);
+        options.settings.target_bytes = 1_024 * MIB as u64;
+        options.memory = 16 * MIB;
+        let sink = Sink::start(&log, &bucket, &["orders"], &options);
+        eventually("two windows", || committed(&log, "orders").0 >= 2).await;
+        sink.stop().await;
+        assert!(records(&bucket).is_subset(&log.records("orders")));
+    });
+}
+
+#[test]
 fn short_memory_closes_the_largest_buffer_of_all_queues_first() {
     in_virtual_time(async {
         // All within the present hour, so that neither alignment nor age closes anything.

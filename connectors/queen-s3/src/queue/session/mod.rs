@@ -290,7 +290,8 @@ impl<'a> Session<'a> {
         let context = &self.task.context;
         let mine = self.engine.buffered_bytes();
         self.task.status.buffered.store(mine, Relaxed);
-        if context.budget.used() + FETCH_CALL_LEAST_BYTES <= context.budget.limit() || mine == 0 {
+        let taken = self.task.taken();
+        if taken + FETCH_CALL_LEAST_BYTES <= context.budget.limit() || mine == 0 {
             return Press::None;
         }
         let queues = context.status.queues();

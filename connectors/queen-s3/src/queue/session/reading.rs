@@ -142,6 +142,17 @@ impl Task {
         share.clamp(FETCH_CALL_LEAST_BYTES, FETCH_CALL_BYTES)
     }
 
+    /// Bytes of the memory budget that reading has to do without.
+    pub(in crate::queue) fn taken(&self) -> usize {
+        let budget = &self.context.budget;
+        // What is encoded without being compressed takes as much again until it is up.
+        let headroom = match self.settings().shape.compression {
+            Compression::None => budget.limit() / ENCODED_PART,
+            _ => 0,
+        };
+        budget.used() + headroom.saturating_sub(budget.reserved())
+    }
+
     fn fetch_request(
         &self,
         reads: &[ReadRequest],
@@ -228,13 +239,7 @@ impl Session<'_> {
     fn room(&mut self) -> Option<usize> {
         let budget = &self.task.context.budget;
         let call = self.task.call_bytes();
-        // What is encoded without being compressed takes as much again until it is up.
-        let headroom = match self.task.settings().shape.compression {
-            Compression::None => budget.limit() / ENCODED_PART,
-            _ => 0,
-        };
-        let ahead = headroom.saturating_sub(budget.reserved());
-        let taken = budget.used() + self.reserved + ahead;
+        let taken = self.task.taken() + self.reserved;
         let free = budget.limit().saturating_sub(taken);
         if free >= call {
             return Some(call);
