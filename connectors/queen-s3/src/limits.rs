@@ -112,7 +112,7 @@ pub const SIDECAR_BYTES: usize = 256 * MIB;
 pub const LISTED_HOURS: i64 = 48;
 /// Of the memory budget, the part (one in so many) that reading leaves to encoded bytes which are not
 /// compressed.
-pub const ENCODED_PART: usize = 8;
+pub const ENCODED_PART: usize = 4;
 /// Record bytes that are handed to the encoder at a time.
 pub const ENCODE_STEP_BYTES: usize = 4 * MIB;
 /// Parts of one multipart upload that are in flight at a time, at most.

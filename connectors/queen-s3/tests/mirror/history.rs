@@ -161,7 +161,8 @@ fn short_memory_closes_the_largest_buffer_of_all_queues_first() {
         options.settings.max_window = Duration::from_secs(24 * 3_600);
         // Nothing makes a queue look at memory again while the other's window is written.
         options.settings.discovery_interval = Duration::from_secs(60);
-        options.memory = 6 * MIB;
+        // A quarter is left to what is encoded.
+        options.memory = 8 * MIB;
         let sink = Sink::start(&log, &bucket, &["large", "small"], &options);
         let buffered = |queue: &str| sink.status.queue(queue).buffered.load(Relaxed) as usize;
         eventually("both are read", || {
