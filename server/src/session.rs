@@ -1,6 +1,7 @@
 //! Sessions with PostgreSQL, as requests borrow them. What a session is asked is answered in time, or the
 //! session is given up; one that ended, or may have, is given to nobody.
 
+use std::any::Any;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -163,9 +164,9 @@ impl Connect for Connector {
             let (client, connection) = config.connect(self.tls.clone()).await?;
             let ends = Arc::clone(&self.ends);
             let driver = tokio::spawn(async move {
-                let outcome = connection.await;
-                ends.note();
-                if let Err(error) = outcome {
+                // One that the broker ended itself says nothing about others.
+                if let Err(error) = connection.await {
+                    ends.note();
                     tracing::warn!(error = describe(&error), "a database session ended");
                 }
             });
@@ -175,11 +176,14 @@ impl Connect for Connector {
 }
 
 /// A session from the pool. It goes back there when it is dropped, unless it ended, or what it was asked is
-/// dropped without an answer: that is cancelled, and the session given to nobody else.
+/// dropped without an answer: that is cancelled, and the session given to nobody else. One that was silent
+/// for too long keeps its place in the pool until the server has answered or the connection is gone: the server
+/// may work on it for as long.
 pub struct Session {
     object: Option<Object>,
     watch: Watch,
     tls: Tls,
+    kept: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// What is known of a session while it is lent.
@@ -190,6 +194,8 @@ struct Watch {
     /// Statements that somebody waits for, or has dropped.
     asked: AtomicUsize,
     over: AtomicBool,
+    /// An answer that nobody waits for any more may still come.
+    silent: AtomicBool,
 }
 
 impl Watch {
@@ -208,10 +214,10 @@ impl Watch {
             && failure.ends_session()
         {
             self.over.store(true, Ordering::Relaxed);
-            match failure {
-                Failure::Database(_) => self.ends.note(),
-                Failure::Silent(_) => self.ends.note_silence(),
+            if matches!(failure, Failure::Silent(_)) {
+                self.silent.store(true, Ordering::Relaxed);
             }
+            self.ends.note();
         }
         outcome
     }
@@ -229,9 +235,18 @@ impl Session {
                 ends,
                 asked: AtomicUsize::new(0),
                 over: AtomicBool::new(false),
+                silent: AtomicBool::new(false),
             },
             tls,
+            kept: None,
         }
+    }
+
+    /// Keeps `kept` for as long as the database may work on what this session is asked.
+    #[must_use]
+    pub fn keeping(mut self, kept: impl Any + Send + Sync) -> Self {
+        self.kept = Some(Box::new(kept));
+        self
     }
 
     fn object(&self) -> &Object {
@@ -370,16 +385,29 @@ impl Session {
         let Some(object) = self.object.take() else {
             return;
         };
+        let kept = (kept, self.kept.take());
         let asked = self.watch.asked.load(Ordering::Relaxed) > 0;
         if !asked && !self.watch.over.load(Ordering::Relaxed) {
+            return;
+        }
+        // Without a runtime the process is about to end, and its sessions with it.
+        let runtime = tokio::runtime::Handle::try_current();
+        if self.watch.silent.load(Ordering::Relaxed)
+            && let Ok(runtime) = &runtime
+        {
+            runtime.spawn(async move {
+                // Its answer comes after the one that is missing, or the connection ends.
+                let _ = object.simple_query("").await;
+                drop(Object::take(object));
+                drop(kept);
+            });
             return;
         }
         let session = Object::take(object);
         if !asked {
             return;
         }
-        // Without a runtime the process is about to end, and its sessions with it.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+        let Ok(runtime) = runtime else {
             return;
         };
         let tls = self.tls.clone();

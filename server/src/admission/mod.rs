@@ -65,10 +65,10 @@ pub fn admission(method: &Method, route: &str) -> Admission {
     }
 }
 
-/// A slot of a lane; dropping it hands it to who has waited longest.
-#[derive(Debug)]
+/// A slot of a lane; dropping it, and what shares it, hands it to who has waited longest.
+#[derive(Debug, Clone)]
 pub struct Slot {
-    _permit: OwnedSemaphorePermit,
+    _permit: Arc<OwnedSemaphorePermit>,
 }
 
 /// Why a request was turned away.
@@ -225,7 +225,9 @@ impl Lanes {
     async fn take_by(&self, lane: Lane, deadline: Deadline) -> Result<Slot, Overload> {
         self.memory.check()?;
         let state = self.state(lane);
-        let slot = |permit| Slot { _permit: permit };
+        let slot = |permit| Slot {
+            _permit: Arc::new(permit),
+        };
         if let Ok(permit) = Arc::clone(&state.slots).try_acquire_owned() {
             return Ok(slot(permit));
         }
@@ -319,6 +321,11 @@ pub struct Turn<'a> {
 }
 
 impl Turn<'_> {
+    /// The slot, to share with work that may outlast this turn.
+    pub fn slot(&self) -> Option<Slot> {
+        self.slot.clone()
+    }
+
     /// Begins to count the wait, unless it has begun; gives back when it ends.
     pub fn deadline(&mut self) -> Deadline {
         *self

@@ -45,10 +45,11 @@ pub async fn admit(
         .get(header::CONTENT_LENGTH)
         .and_then(|length| length.to_str().ok()?.parse().ok());
     let body = read(&broker, announced, body).await?;
-    let request = Request::from_parts(parts, Body::from(body));
+    let mut request = Request::from_parts(parts, Body::from(body));
     let response = match admission {
         Admission::Slot(lane) => {
             let slot = broker.lanes.enter(lane).await?;
+            request.extensions_mut().insert(slot.clone());
             let work = async move {
                 let response = next.run(request).await;
                 drop(slot);

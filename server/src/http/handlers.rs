@@ -1,6 +1,6 @@
 //! One handler per route: body in, the module of that name, answer out.
 
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::body::Body;
 use super::tenant::Tenant;
 use super::{Shared, answer, rendered};
-use crate::admission::Lane;
+use crate::admission::{Lane, Slot};
 use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::kv::{batch, operation};
@@ -113,10 +113,11 @@ async fn discover(
 pub async fn kv(
     State(broker): Shared,
     Tenant(tenant): Tenant,
+    Extension(slot): Extension<Slot>,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
     let operations = parsed(body, |body| operation::parse(body)).await?;
-    let outcome = apply(&broker, tenant, &operations).await?;
+    let outcome = apply(&broker, tenant, slot, &operations).await?;
     answer(StatusCode::OK, &outcome)
 }
 
@@ -124,6 +125,7 @@ pub async fn kv(
 pub async fn kv_key(
     State(broker): Shared,
     Tenant(tenant): Tenant,
+    Extension(slot): Extension<Slot>,
     method: Method,
     Path((ns, key)): Path<(String, String)>,
     Body(body): Body,
@@ -134,7 +136,7 @@ pub async fn kv_key(
         _ => "get",
     };
     let operation = operation::parse_path(op, ns, key, &body)?;
-    match apply(&broker, tenant, &[operation]).await?.single() {
+    match apply(&broker, tenant, slot, &[operation]).await?.single() {
         Ok(result) => answer(StatusCode::OK, &result),
         Err(rolled_back) => answer(StatusCode::OK, &rolled_back),
     }
@@ -143,9 +145,10 @@ pub async fn kv_key(
 async fn apply(
     broker: &Broker,
     tenant: Uuid,
+    slot: Slot,
     operations: &[operation::Operation],
 ) -> Result<batch::Outcome, ApiError> {
-    let mut client = broker.database.client().await?;
+    let mut client = broker.database.client().await?.keeping(slot);
     let outcome = batch::apply(&mut client, tenant, operations).await?;
     if matches!(outcome, batch::Outcome::RolledBack { .. }) {
         broker.metrics.kv_rolled_back.inc();

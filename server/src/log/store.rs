@@ -53,7 +53,7 @@ pub async fn store(
         read_missing(broker, turn, tenant, &push, &marks).await?;
         let client = match database.client().await {
             Err(error) if error.is_slow_session() && begun.elapsed() < SESSION_PATIENCE => continue,
-            client => client?,
+            client => client?.keeping(turn.slot()),
         };
         let unmarked = push.unmarked(&marks);
         let secret = push.queues_by_seal(true);
