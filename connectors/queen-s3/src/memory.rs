@@ -67,7 +67,7 @@ impl MemoryBudget {
         if let Some(at) = spare.iter().position(fits) {
             return spare.swap_remove(at);
         }
-        while self.used() + capacities(&spare) + length > self.limit && spare.pop().is_some() {}
+        self.make_room(&mut spare, length);
         drop(spare);
         Vec::with_capacity(length)
     }
@@ -79,6 +79,11 @@ impl MemoryBudget {
         }
         let budget = Arc::clone(self);
         Bytes::from_owner(Lent { buffer, budget })
+    }
+
+    /// Gives buffers up that do not fit beside what is used and `length` more.
+    fn make_room(&self, spare: &mut Vec<Vec<u8>>, length: usize) {
+        while self.used() + capacities(spare) + length > self.limit && spare.pop().is_some() {}
     }
 
     fn give_back(&self, mut buffer: Vec<u8>) {
@@ -110,7 +115,9 @@ impl MemoryBudget {
     /// Counts `bytes` that are in use whether they fit or not, and are no buffered records.
     pub fn claim(self: &Arc<Self>, bytes: usize) -> Reservation {
         self.reserved.fetch_add(bytes, Ordering::Relaxed);
-        Reservation(self.hold(bytes))
+        let claimed = Reservation(self.hold(bytes));
+        self.make_room(&mut self.spare(), 0);
+        claimed
     }
 
     /// Counts `bytes` until the returned hold is dropped.
@@ -265,6 +272,10 @@ mod tests {
             drop(budget.share(buffer));
             assert!(budget.used() + capacities(&budget.spare()) <= budget.limit());
         }
+        assert_eq!(capacities(&budget.spare()), 7 * MIB);
+        let claimed = budget.claim(2 * MIB);
+        assert_eq!(capacities(&budget.spare()), 5 * MIB);
+        drop(claimed);
         drop(budget.buffer(8 * MIB));
         assert_eq!(capacities(&budget.spare()), 0, "they make room for another");
         assert_eq!(budget.buffer(10).capacity(), 10, "small ones are not kept");
