@@ -77,7 +77,7 @@ impl Reading<'_> {
 
     /// Whether an answer says that it is of another life than was discovered.
     fn is_of_another_life(&self, entry: &FetchedEntry) -> bool {
-        let lives = self.unread.life.zip(entry.life);
+        let lives = self.unread.told.zip(entry.life);
         lives.is_some_and(|(discovered, told)| discovered != told)
     }
 

@@ -1,5 +1,5 @@
 //! Looking for what a window that is redone was made of: discovery before it is read, and once more
-//! after, because a fetch answer does not say which life of a partition it is of.
+//! after, because not every broker's fetch answers say which life of a partition they are of.
 
 use std::collections::BTreeSet;
 

@@ -135,6 +135,41 @@ impl Engine {
         (t_end <= settled).then_some((t_start, t_end))
     }
 
+    /// Whether a page is to tell if what is buffered can be read again.
+    pub fn waits_for_lives(&self) -> bool {
+        let buffered = |id: &&PartitionId| self.buffers.contains_key(id);
+        let mut foreign = self.foreign.keys().filter(buffered);
+        foreign.any(|id| !self.partition(*id).flags.reborn)
+    }
+
+    /// Notes what is buffered of lives that are over as lost: who reads the log again finds nothing of
+    /// them.
+    pub fn lose_former_lives(&mut self) {
+        let buffers = &self.buffers;
+        let former: Vec<(PartitionId, i64, i64)> = buffers
+            .iter()
+            .flat_map(|(id, buffer)| {
+                let flags = self.partition(*id).flags;
+                let below = match flags.ended || flags.reborn {
+                    true => Some(Micros::MAX),
+                    false => self.life_starts.get(id).copied(),
+                };
+                let ranges = below
+                    .into_iter()
+                    .flat_map(|below| buffer.ranges_below(below));
+                ranges.map(|(first, last)| (*id, first, last))
+            })
+            .collect();
+        // An intent has not room for many.
+        let joined = former.chunk_by(|a, b| a.0 == b.0 && a.2 + 1 == b.1);
+        let joined: Vec<_> = joined
+            .filter_map(|runs| Some((runs.first()?.0, runs.first()?.1, runs.last()?.2)))
+            .collect();
+        for (id, first, last) in joined {
+            self.note_lost(id, first, last);
+        }
+    }
+
     /// At or below every frontier, and final.
     fn close_bound(&self) -> Option<Micros> {
         let settled = self.safe?.back(self.policy.guard_us);
@@ -266,7 +301,7 @@ impl Engine {
 
     fn drop_from(&mut self, id: PartitionId, from: Micros) {
         let flags = self.partition(id).flags;
-        if flags.ended || flags.reborn {
+        if flags.ended || flags.reborn || self.foreign.contains_key(&id) {
             return;
         }
         let from = self

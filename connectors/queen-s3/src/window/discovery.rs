@@ -45,7 +45,8 @@ impl Engine {
     /// also made when answers contradict each other, or when the whole log is wanted.
     pub fn begin_pass(&mut self, full: bool) -> PassRequest {
         let whole_log = self.safe.is_none() && self.cut <= Micros::ZERO;
-        let full = full || whole_log || self.suspects > 0;
+        let unsettled = self.foreign.values().any(|foreign| foreign.unsettled);
+        let full = full || whole_log || unsettled || self.suspects > 0;
         self.pass.running = Some(Running {
             full,
             began_at: self.pass.pages,
@@ -82,6 +83,7 @@ impl Engine {
             self.all_known = true;
             self.drop_ended(running.began_at);
         }
+        self.settle_foreign(&running);
         self.release_suspects(running.began_at);
         // The last one, not the greatest: a broker whose answers fall costs lag and nothing else.
         self.safe = Some(running.safe);
@@ -161,11 +163,6 @@ impl Engine {
             self.confirm_restored(id, listed);
             return;
         }
-        let same_id = partition.id.is_some() && partition.id == listed.id;
-        if partition.flags.ended && same_id && partition.moved_at >= now {
-            // The page is older than the answer which says that this life is over.
-            return;
-        }
         let other_id = matches!((partition.id, listed.id), (Some(old), Some(new)) if old != new);
         // Comparable only when nothing moved since the page was asked for.
         let comparable = partition.moved_at < now;
@@ -174,10 +171,30 @@ impl Engine {
         let written = listed.last_write_at.unwrap_or(Micros::MIN);
         let written_to = std::mem::replace(&mut partition.written, written) != written;
         if other_id || shrunk {
+            let flags = partition.flags;
+            let passed_by = flags.reborn && !flags.untold && self.foreign.contains_key(&id);
             self.begin_life(id, listed);
+            if let Some(safe) = self.safe.filter(|_| other_id && passed_by) {
+                // One life is over before it is read, again, and what is buffered is of earlier ones. The
+                // last complete pass did not see this one: to know that it lies above is enough, or
+                // lives without pause would hold windows back for ever.
+                self.partition_mut(id).last_ts = safe;
+            }
             return;
         }
-        partition.id = partition.id.or(listed.id);
+        let known = partition.id.is_some();
+        if known {
+            partition.flags.untold = listed.id.is_none();
+        } else if !(partition.flags.doubted || partition.flags.settling) {
+            partition.id = listed.id;
+        }
+        if known && listed.id.is_some() && self.foreign.get(&id).is_some_and(|one| one.since < now)
+        {
+            // It lives on: what answers name is something else.
+            self.clear_suspect(id);
+            self.partition_mut(id).flags.contradicted = true;
+        }
+        let partition = self.partition_mut(id);
         let back = std::mem::take(&mut partition.flags.ended);
         if partition.id.is_none() && partition.position > 0 {
             partition.flags.doubted |= back || written_to;
@@ -306,7 +323,7 @@ impl Engine {
 
     /// A life of a partition is over: what was not read of it is lost, and answers to requests
     /// that are out are void.
-    pub(super) fn end_life(&mut self, id: PartitionId) {
+    fn end_life(&mut self, id: PartitionId) {
         let position = self.partition(id).position;
         let sought = self.seeks.remove(&id).map(|seek| seek.lo());
         let doubted = self.doubted_losses.remove(&id);
@@ -321,7 +338,12 @@ impl Engine {
         partition.flags.busy = false;
         partition.flags.doubted = false;
         partition.flags.settling = false;
-        if std::mem::take(&mut partition.flags.suspect) {
+        self.clear_suspect(id);
+    }
+
+    fn clear_suspect(&mut self, id: PartitionId) {
+        let suspect = std::mem::take(&mut self.partition_mut(id).flags.suspect);
+        if suspect && self.foreign.remove(&id).is_none() {
             self.suspects -= 1;
         }
     }
@@ -352,6 +374,31 @@ impl Engine {
         }
     }
 
+    /// A pass is complete, and no page of it told the lives of what is still here. Another life was
+    /// written to, so that one which asks for what moved names it, unless it is over as well; a full
+    /// one named it without an id. Then what tells lives where no id does decides.
+    fn settle_foreign(&mut self, pass: &Running) {
+        let all = self.foreign.iter();
+        let due: Vec<PartitionId> = all
+            .filter(|(_, foreign)| foreign.since <= pass.began_at)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in due {
+            if !pass.full {
+                self.foreign
+                    .entry(id)
+                    .and_modify(|foreign| foreign.unsettled = true);
+                continue;
+            }
+            self.clear_suspect(id);
+            self.update(id, |engine| {
+                let partition = engine.partition_mut(id);
+                partition.id = None;
+                partition.flags.doubted = partition.position > 0;
+            });
+        }
+    }
+
     fn release_suspects(&mut self, began_at: u32) {
         if self.suspects == 0 {
             return;
@@ -361,7 +408,8 @@ impl Engine {
             .ids()
             .filter(|id| {
                 let partition = self.partition(*id);
-                partition.flags.suspect && partition.moved_at <= began_at
+                let plain = partition.flags.suspect && !self.foreign.contains_key(id);
+                plain && partition.moved_at <= began_at
             })
             .collect();
         // Order shows in nothing here: each is released by itself.

@@ -34,7 +34,7 @@ pub use partition::{PartitionId, Unread};
 pub use reading::{ReadRequest, ReadResult};
 
 use names::Names;
-use partition::{Partition, PartitionBuffer};
+use partition::{Foreign, Partition, PartitionBuffer};
 use seek::Seek;
 use sizes::Sizes;
 
@@ -81,7 +81,10 @@ pub struct Engine {
     marked: u32,
     /// Ranges that an earlier manifest names already, by partition.
     named: HashMap<String, Vec<OffsetRange>>,
+    /// Partitions that wait for a complete full pass.
     suspects: usize,
+    /// Those that wait for a page that tells their lives.
+    foreign: BTreeMap<PartitionId, Foreign>,
     /// Whether a full pass was complete: a name met from then on is new.
     all_known: bool,
     generations: u32,
@@ -119,6 +122,7 @@ impl Engine {
             marked: u32::MAX,
             named: HashMap::new(),
             suspects: 0,
+            foreign: BTreeMap::new(),
             all_known: false,
             generations: 0,
             life_starts: BTreeMap::new(),

@@ -54,6 +54,8 @@ pub struct Unread {
     pub late: bool,
     /// The life, where passes tell the partition's lives apart.
     pub life: Option<Uuid>,
+    /// The same, unless what answers name contradicts it.
+    pub told: Option<Uuid>,
     /// No record of this life below the watermark is newer: it was there when the broker told when
     /// the partition was last written to.
     pub newest: Micros,
@@ -75,6 +77,7 @@ impl Unread {
             position: partition.position,
             watermark: partition.watermark,
             life: partition.id,
+            told: partition.told(),
             generation: partition.generation,
         }
     }
@@ -90,9 +93,14 @@ pub(super) struct Flags {
     /// A new life began whose first record is not read yet: what is buffered may hold records of
     /// both lives.
     pub(super) reborn: bool,
-    /// Its answers contradict the passes; it waits for a complete pass that began later.
+    /// Its answers contradict the passes; it waits for a complete pass that began later, or for a page
+    /// that tells its life, where [`Foreign`] is known of it.
     pub(super) suspect: bool,
-    /// Its life is over, as a full pass or an answer says: what is buffered cannot be read again.
+    /// Answers named another life than a page asked for later: what they name is not heeded.
+    pub(super) contradicted: bool,
+    /// A page named it without an id since one told its life: the next life may have been there then.
+    pub(super) untold: bool,
+    /// Its life is over, as a full pass says: what is buffered cannot be read again.
     pub(super) ended: bool,
     /// Known from a checkpoint only; no pass has named it yet.
     pub(super) restored: bool,
@@ -107,7 +115,21 @@ pub(super) struct Flags {
     pub(super) cramped: bool,
 }
 
+/// An answer named another life of a partition than pages had.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Foreign {
+    /// Page count at the answer: pages asked for before say nothing of it.
+    pub(super) since: u32,
+    /// A pass that was to name what moved since said nothing of it either.
+    pub(super) unsettled: bool,
+}
+
 impl Partition {
+    /// The life that answers have to name if they name one.
+    pub(super) fn told(&self) -> Option<Uuid> {
+        self.id.filter(|_| !self.flags.contradicted)
+    }
+
     /// Whether records are known to be there that have not been read.
     pub(super) fn is_behind(&self) -> bool {
         self.position < self.watermark
@@ -154,6 +176,15 @@ impl PartitionBuffer {
             .flat_map(|run| run.chunk.records())
             .find(|record| record.ts >= from)
             .map(|record| record.offset)
+    }
+
+    /// First and last offsets of the buffered records below `end`, run by run.
+    pub(super) fn ranges_below(&self, end: Micros) -> impl Iterator<Item = (i64, i64)> {
+        self.runs.iter().filter_map(move |run| {
+            let from = run.chunk.range.start;
+            let below = &run.chunk.records()[..(run.split(end) - from) as usize];
+            Some((below.first()?.offset, below.last()?.offset))
+        })
     }
 
     /// Takes the records that belong below `end` out, in order.

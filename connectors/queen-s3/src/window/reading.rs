@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use crate::broker::{EntryError, FetchedEntry, ListedPartition, Name};
 use crate::record::{Batch, Chunk};
 use crate::time::Micros;
 
-use super::partition::Run;
+use super::partition::{Foreign, Run};
 use super::seek::{Probe, Seek};
 use super::{Engine, PartitionId, Unread};
 
@@ -23,6 +25,8 @@ pub struct ReadRequest {
     pub probe: bool,
     /// The first record is the one before the position: its `ts` tells the partition's life.
     pub(super) overlap: bool,
+    /// The partition's life, as passes had told it.
+    life: Option<Uuid>,
     generation: u32,
 }
 
@@ -114,6 +118,7 @@ impl Engine {
             offset: seek.unwrap_or(partition.position - i64::from(overlap)),
             probe,
             overlap,
+            life: partition.id,
             generation: partition.generation,
         }
     }
@@ -166,8 +171,11 @@ impl Engine {
         let id = request.id;
         self.partition_mut(id).flags.cramped = false;
         if !self.is_of_this_life(id, entry) {
-            self.life_is_over(id);
-            return ReadResult::Progress;
+            return match request.life {
+                Some(_) => self.doubt_life(id),
+                // A page told the life since, and the answer may be older than that.
+                None => ReadResult::Nothing,
+            };
         }
         if let Some(error) = &entry.error {
             if *error != EntryError::OffsetOutOfRange {
@@ -249,7 +257,7 @@ impl Engine {
     /// for certain how far that life reaches.
     fn is_of_this_life(&mut self, id: PartitionId, entry: &FetchedEntry) -> bool {
         let partition = self.partition_mut(id);
-        let (Some(read), Some(told)) = (partition.id, entry.life) else {
+        let (Some(read), Some(told)) = (partition.told(), entry.life) else {
             return true;
         };
         if read == told {
@@ -258,15 +266,21 @@ impl Engine {
         read == told
     }
 
-    /// An answer is of another life than the one that is being read, which is over then. The other one
-    /// begins when a pass names it: it was invisible to the last complete one, so that what it holds
-    /// lies above every window that can close until then.
-    fn life_is_over(&mut self, id: PartitionId) {
-        self.end_life(id);
-        let now = self.pass.pages;
+    /// An answer is of another life than the one that is being read, which is over then if it is true.
+    /// A page that is asked for later decides: what some broker or gateway puts there must not make
+    /// records lost. Until then the partition is not read, and holds back the windows that have to name
+    /// what is lost of it.
+    fn doubt_life(&mut self, id: PartitionId) -> ReadResult {
+        let since = self.pass.pages;
         let partition = self.partition_mut(id);
-        partition.moved_at = now;
-        partition.flags.ended = true;
+        if !std::mem::replace(&mut partition.flags.suspect, true) {
+            let foreign = Foreign {
+                since,
+                unsettled: false,
+            };
+            self.foreign.insert(id, foreign);
+        }
+        ReadResult::Suspect("its answers name another life than the listing")
     }
 
     /// Whether the record before the position, which has this `ts`, is of another life than what was
@@ -305,13 +319,16 @@ impl Engine {
     }
 
     /// Takes in that an answer, which holds the log from `log_start` up to `end`, shows a partition in
-    /// another life than the one in which `unread` was found.
+    /// another life than the one in which `unread` was found. Where passes tell lives, the next one
+    /// decides.
     pub fn lives_anew(&mut self, unread: &Unread, log_start: i64, end: i64) {
         let found = self.find(&unread.partition);
         if let Some(id) = found.filter(|id| self.partition(*id).generation == unread.generation) {
             let life = self.life_of(id, log_start, end);
             self.update(id, |engine| match unread.life {
-                Some(_) => engine.life_is_over(id),
+                Some(_) => {
+                    engine.doubt_life(id);
+                }
                 None => engine.begin_life(id, &life),
             });
         }

@@ -135,6 +135,7 @@ pub struct Log {
     anonymous: AtomicBool,
     timeless: AtomicBool,
     untold: AtomicBool,
+    misnamed: AtomicBool,
     segments: AtomicBool,
     event: Mutex<Option<Event>>,
 }
@@ -184,6 +185,7 @@ impl Log {
             anonymous: AtomicBool::new(false),
             timeless: AtomicBool::new(false),
             untold: AtomicBool::new(false),
+            misnamed: AtomicBool::new(false),
             segments: AtomicBool::new(false),
             event: Mutex::new(None),
         })
@@ -294,6 +296,11 @@ impl Log {
         self.untold.store(!telling, Ordering::Relaxed);
     }
 
+    /// Names in fetch answers other lives than listings do, another one each time, or does not.
+    pub fn misname_lives(&self, misnaming: bool) {
+        self.misnamed.store(misnaming, Ordering::Relaxed);
+    }
+
     /// Answers fetches in this form from now on.
     pub fn answer_in(&self, form: Form) {
         let segments = form == Form::Segments;
@@ -391,6 +398,7 @@ impl Log {
     /// The body of the answer to a fetch, one of so many `at_once`.
     pub fn fetch(&self, request: &FetchRequest, at_once: usize) -> Vec<u8> {
         let tells_lives = self.identifies() && !self.untold.load(Ordering::Relaxed);
+        let misnames = self.misnamed.load(Ordering::Relaxed);
         let mut state = self.state();
         let state = &mut *state;
         let mut left = state.limits.call_records;
@@ -433,7 +441,11 @@ impl Log {
             } else {
                 None
             };
-            let life = partition.map(|found| Uuid::from_u128(found.id));
+            let other = u128::from(state.counts.fetches) << 64;
+            let life = partition.map(|found| match misnames {
+                true => Uuid::from_u128(found.id | other),
+                false => Uuid::from_u128(found.id),
+            });
             entries.push(Entry {
                 queue: &request.queue,
                 partition: &entry.partition,

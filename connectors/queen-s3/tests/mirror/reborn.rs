@@ -260,6 +260,93 @@ fn an_answer_of_another_life_ends_a_try_at_a_window_under_redo_at_once() {
 }
 
 #[test]
+fn answers_that_name_lives_of_their_own_make_nothing_lost() {
+    for interrupts in [false, true] {
+        for form in [Form::Json, Form::Segments] {
+            in_virtual_time(async {
+                let log = log(BEFORE, Told::Answer);
+                log.answer_in(form);
+                log.misname_lives(true);
+                let options = Options::new();
+                if interrupts {
+                    interrupted(&log, options.settings.shape, TEN);
+                }
+                let bucket = Arc::<MemoryBucket>::default();
+                let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+                let all = if interrupts { WITHIN } else { BEFORE + WITHIN };
+                eventually("the window", || records(&bucket).len() as i64 >= all).await;
+                eventually("its end", || committed(&log, QUEUE).0 >= 1).await;
+                sink.stop().await;
+                for window in bucket.manifests(QUEUE) {
+                    assert_eq!(window["lost"], json!([]), "{form:?}: {window}");
+                }
+            });
+        }
+    }
+}
+
+/// Large records of one instant.
+const WIDE: usize = 40;
+
+/// Large records of one partition, and small ones.
+fn wide(partition: &str, offset: i64) -> String {
+    let bytes = if partition == "wide" { 256 << 10 } else { 100 };
+    format!("{{\"n\":{offset},\"pad\":\"{}\"}}", "x".repeat(bytes))
+}
+
+#[test]
+fn what_was_read_of_a_life_that_is_over_is_named_where_memory_makes_the_sink_read_the_log_again() {
+    in_virtual_time(async {
+        let log = Log::new(TEN + HOUR + 10 * SECOND, wide);
+        log.identify(true);
+        log.limit(Limits {
+            entry_records: AT_ONCE,
+            ..Limits::default()
+        });
+        log.create(QUEUE);
+        let name = Name::from(PARTITION);
+        // One instant that does not fit in memory, and a partition that is read beyond it meanwhile.
+        for _ in 0..WIDE {
+            log.write(QUEUE, &Name::from("wide"), TEN, 1);
+        }
+        for record in 1..=WITHIN {
+            log.write(QUEUE, &name, TEN + record * SECOND, 1);
+        }
+        log.after_fetches(1, |log| {
+            let name = Name::from(PARTITION);
+            log.end(QUEUE, &name);
+            for _ in 0..LATER {
+                log.write(QUEUE, &name, log.now(), 1);
+            }
+        });
+        let bucket = Arc::<MemoryBucket>::default();
+        let mut options = Options::new();
+        options.memory = 6 << 20;
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+        eventually("both lives", || {
+            let records = records(&bucket);
+            let second = records.iter().filter(|(_, _, ts)| *ts >= TEN + HOUR);
+            second.count() == LATER as usize
+        })
+        .await;
+        sink.stop().await;
+        let mut lost = BTreeSet::new();
+        for window in bucket.manifests(QUEUE) {
+            for range in window["lost"].as_array().expect("a list") {
+                assert_eq!(range["partition"], json!(PARTITION));
+                let bound = |field: &str| range[field].as_i64().expect("an offset");
+                lost.extend(bound("from")..=bound("to"));
+            }
+        }
+        assert_eq!(lost, (0..WITHIN).collect());
+        let first = records(&bucket);
+        let first = first.iter().filter(|(_, _, ts)| *ts < TEN + HOUR);
+        assert!(first.clone().all(|(partition, ..)| partition == "wide"));
+        assert_eq!(first.count(), WIDE);
+    });
+}
+
+#[test]
 fn a_queue_that_goes_while_its_window_is_redone_takes_nothing_unnamed_with_it() {
     for layout in [Layout::Merged, Layout::PerPartition] {
         for fate in [Fate::Missing, Fate::Gone] {

@@ -372,6 +372,8 @@ impl<'a> Session<'a> {
             return false;
         };
         self.committing = true;
+        // The engine ends with this session, and what it holds with it.
+        self.engine.lose_former_lives();
         let gaps = Gaps {
             lost: self.engine.take_lost(),
             late: Vec::new(),

@@ -270,7 +270,9 @@ impl Session<'_> {
         let over = (taken + call).saturating_sub(budget.limit()).min(call);
         self.engine.shed(over as u64, budget);
         let alone = self.engine.buffered_bytes() > budget.limit() as u64 / 2;
-        if alone && budget.buffered() > budget.limit() && self.stream_oversized() {
+        // What would be given up for that may still be there: the next page tells.
+        let waits = self.engine.waits_for_lives();
+        if alone && budget.buffered() > budget.limit() && (waits || self.stream_oversized()) {
             return None;
         }
         Some(FETCH_CALL_LEAST_BYTES)

@@ -70,6 +70,17 @@ pub enum Form {
     Segments,
 }
 
+/// What an answer names as the lives of its partitions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// Those that were read.
+    Lives,
+    /// This.
+    Foreign(u128),
+    /// Nothing.
+    Nothing,
+}
+
 /// An answer.
 #[derive(Clone, Debug)]
 pub struct Answer {
@@ -77,7 +88,7 @@ pub struct Answer {
     pub form: Form,
     /// Its body.
     pub body: Vec<u8>,
-    /// Whether the body tells lives.
+    /// Whether the body tells the lives that were read.
     pub tells_lives: bool,
     /// By entry, the life that was read.
     pub lives: Vec<Option<u128>>,
@@ -167,23 +178,27 @@ pub fn fetch_answer(
     log: &Log,
     request: &FetchRequest,
     limits: FetchLimits,
-    (form, tells_lives): (Form, bool),
+    (form, named): (Form, Named),
 ) -> (Answer, bool) {
     let whole = matches!(form, Form::Segments);
     let (mut found, settled) = find(log, request, limits, whole);
     let life = |found: &Found<'_>| found.life.map(|life| life.as_u128());
     let lives = found.iter().map(life).collect();
-    if !tells_lives {
-        found.iter_mut().for_each(|found| found.life = None);
+    for found in &mut found {
+        found.life = match named {
+            Named::Lives => found.life,
+            Named::Foreign(life) => found.life.map(|_| Uuid::from_u128(life)),
+            Named::Nothing => None,
+        };
     }
     let body = match form {
-        Form::Segments => segments_body(request, &found, limits, tells_lives),
+        Form::Segments => segments_body(request, &found, limits, named != Named::Nothing),
         Form::Json => json_body(request, &found, limits).into_bytes(),
     };
     let answer = Answer {
         form,
         body,
-        tells_lives,
+        tells_lives: named == Named::Lives,
         lives,
     };
     (answer, settled)

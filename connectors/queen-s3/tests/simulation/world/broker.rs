@@ -15,7 +15,7 @@ use queen_s3::time::Micros;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::World;
-use super::bodies::{Answer, FetchLimits, Form, fetch_answer};
+use super::bodies::{Answer, FetchLimits, Form, Named, fetch_answer};
 use super::checker::Batch;
 use super::network::{Failure, Link};
 use super::scenario::{Answers, Lives};
@@ -240,10 +240,11 @@ async fn answer_fetch(world: &World, request: &FetchRequest) -> Answer {
                 Answers::Segments => Form::Segments,
                 Answers::Mixed => dice.pick(&[Form::Segments, Form::Json]),
             };
-            let tells_lives = match scenario.lives {
-                Lives::All => true,
-                Lives::Some => dice.chance(0.5),
-                Lives::None => false,
+            let named = match scenario.lives {
+                Lives::All => Named::Lives,
+                Lives::Some if dice.chance(0.5) => Named::Lives,
+                Lives::Some | Lives::None => Named::Nothing,
+                Lives::Foreign => Named::Foreign(dice.bits()),
             };
             let limits = FetchLimits {
                 entry_records: world.scenario.fetch_records,
@@ -253,7 +254,7 @@ async fn answer_fetch(world: &World, request: &FetchRequest) -> Answer {
                 extra: dice.chance(0.3),
                 damaged: !state.calm && dice.chance(scenario.error_rate / 10.0),
             };
-            fetch_answer(&state.log, request, limits, (form, tells_lives))
+            fetch_answer(&state.log, request, limits, (form, named))
         });
         if settled || Instant::now() >= until {
             return answer;

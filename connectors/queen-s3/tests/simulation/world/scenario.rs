@@ -117,6 +117,8 @@ pub enum Lives {
     Some,
     /// None of them.
     None,
+    /// All of them name one, which no listing knows.
+    Foreign,
 }
 
 /// What a bucket says for ETags.
@@ -168,6 +170,10 @@ impl Scenario {
     pub fn draw(dice: &mut Dice, own: &mut Dice) -> Self {
         let lives = own.pick(&[Lives::All, Lives::All, Lives::All, Lives::Some, Lives::None]);
         let restless = lives == Lives::All && own.chance(0.5);
+        let lives = match lives {
+            Lives::None if own.chance(0.5) => Lives::Foreign,
+            lives => lives,
+        };
         let hour = dice.pick(&[60, 660, 1_440]);
         let epoch = DAY + hour * MINUTE - dice.between(MINUTE / 2, 6 * MINUTE);
         let calm_network = dice.chance(0.25);
