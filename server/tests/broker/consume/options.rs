@@ -298,13 +298,7 @@ async fn what_is_answered_of_every_option_is_what_is_applied() {
         .post("/api/v1/configure", r#"{"queue":"fresh"}"#)
         .await
         .json();
-    let answered: BTreeSet<String> = fresh["options"]
-        .as_object()
-        .unwrap()
-        .keys()
-        .cloned()
-        .collect();
-    assert_eq!(answered, known);
+    assert_eq!(names(&fresh), known);
 }
 
 #[tokio::test]
@@ -335,11 +329,11 @@ async fn the_defaults_of_a_queue_are_those_of_the_page() {
             listed.insert((*name).to_owned());
         }
     }
-    let answered: BTreeSet<String> = fresh["options"]
-        .as_object()
-        .unwrap()
-        .keys()
-        .cloned()
-        .collect();
-    assert_eq!(listed, answered);
+    assert_eq!(listed, names(&fresh));
+}
+
+/// Names of the options that an answer lists.
+fn names(answer: &Value) -> BTreeSet<String> {
+    let options = answer["options"].as_object().unwrap();
+    options.keys().cloned().collect()
 }
