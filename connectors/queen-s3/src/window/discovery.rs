@@ -192,7 +192,7 @@ impl Engine {
         {
             // It lives on: what answers name is something else.
             self.clear_suspect(id);
-            self.partition_mut(id).flags.contradicted = true;
+            self.contradicted = true;
         }
         let partition = self.partition_mut(id);
         let back = std::mem::take(&mut partition.flags.ended);

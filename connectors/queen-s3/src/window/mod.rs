@@ -85,6 +85,8 @@ pub struct Engine {
     suspects: usize,
     /// Those that wait for a page that tells their lives.
     foreign: BTreeMap<PartitionId, Foreign>,
+    /// An answer named another life than a page asked for later: what answers name tells nothing.
+    contradicted: bool,
     /// Whether a full pass was complete: a name met from then on is new.
     all_known: bool,
     generations: u32,
@@ -123,6 +125,7 @@ impl Engine {
             named: HashMap::new(),
             suspects: 0,
             foreign: BTreeMap::new(),
+            contradicted: false,
             all_known: false,
             generations: 0,
             life_starts: BTreeMap::new(),
@@ -199,6 +202,7 @@ impl Engine {
                 (position < partition.watermark).then(|| Unread {
                     position,
                     late: late.is_some(),
+                    told: partition.id.filter(|_| !self.contradicted),
                     ..Unread::of(name, partition, safe)
                 })
             })

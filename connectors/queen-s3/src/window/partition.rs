@@ -77,7 +77,7 @@ impl Unread {
             position: partition.position,
             watermark: partition.watermark,
             life: partition.id,
-            told: partition.told(),
+            told: partition.id,
             generation: partition.generation,
         }
     }
@@ -96,8 +96,6 @@ pub(super) struct Flags {
     /// Its answers contradict the passes; it waits for a complete pass that began later, or for a page
     /// that tells its life, where [`Foreign`] is known of it.
     pub(super) suspect: bool,
-    /// Answers named another life than a page asked for later: what they name is not heeded.
-    pub(super) contradicted: bool,
     /// A page named it without an id since one told its life: the next life may have been there then.
     pub(super) untold: bool,
     /// Its life is over, as a full pass says: what is buffered cannot be read again.
@@ -125,11 +123,6 @@ pub(super) struct Foreign {
 }
 
 impl Partition {
-    /// The life that answers have to name if they name one.
-    pub(super) fn told(&self) -> Option<Uuid> {
-        self.id.filter(|_| !self.flags.contradicted)
-    }
-
     /// Whether records are known to be there that have not been read.
     pub(super) fn is_behind(&self) -> bool {
         self.position < self.watermark

@@ -256,8 +256,9 @@ impl Engine {
     /// Whether an answer is of the life that is being read, as far as ids tell. One that is has shown
     /// for certain how far that life reaches.
     fn is_of_this_life(&mut self, id: PartitionId, entry: &FetchedEntry) -> bool {
+        let heeded = !self.contradicted;
         let partition = self.partition_mut(id);
-        let (Some(read), Some(told)) = (partition.told(), entry.life) else {
+        let (Some(read), Some(told)) = (partition.id, entry.life.filter(|_| heeded)) else {
             return true;
         };
         if read == told {

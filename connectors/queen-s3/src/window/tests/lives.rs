@@ -428,9 +428,16 @@ fn nothing_is_lost_where_answers_name_what_no_listing_knows() {
     let window = window(&mut engine);
     assert_eq!(offsets(&window), [("a".to_owned(), vec![0, 1, 2, 3])]);
     assert!(window.lost.is_empty(), "{:?}", window.lost);
-    // A later life is told by the listing alone there.
-    pass(&mut engine, 1_072, &[listed("a", 0, 0, Some(2))]);
+    // Later lives are told by listings alone, and no other partition has to wait for a page.
+    pass(
+        &mut engine,
+        1_072,
+        &[listed("a", 0, 0, Some(2)), listed("b", 0, 0, Some(3))],
+    );
     assert_eq!(request(&mut engine, "a").offset, 0);
+    let next = request(&mut engine, "b");
+    let result = answer_of(&mut engine, &next, &[(0, 1_071)], 1, Some(105));
+    assert_eq!(result, ReadResult::Progress);
 }
 
 #[test]
