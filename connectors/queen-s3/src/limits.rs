@@ -119,7 +119,7 @@ pub const ENCODE_STEP_BYTES: usize = 4 * MIB;
 pub const PARTS_IN_FLIGHT: usize = 8;
 /// And at least, however little memory there is.
 pub const PARTS_IN_FLIGHT_LEAST: usize = 2;
-/// Memory of the budget for each of them: they count in it, but reading does not wait for them.
+/// Memory of the budget for each of them.
 pub const PART_BUDGET_BYTES: usize = 80 * MIB;
 /// Rendered bytes that one fetch call aims at, at most.
 pub const FETCH_CALL_BYTES: usize = 16 * MIB;

@@ -36,6 +36,24 @@ fn payload(_: &str, offset: i64) -> String {
     format!("{{\"n\":{offset}}}")
 }
 
+/// The partition ends and begins another life, which is longer.
+fn begin_again(log: &Log) {
+    let name = Name::from(PARTITION);
+    log.end(QUEUE, &name);
+    for _ in 0..LATER {
+        log.write(QUEUE, &name, log.now(), 1);
+    }
+}
+
+async fn second_life_is_read(bucket: &MemoryBucket) {
+    eventually("the second life", || {
+        let records = records(bucket);
+        let second = records.iter().filter(|(_, _, ts)| *ts >= TEN + HOUR);
+        second.count() == LATER as usize
+    })
+    .await;
+}
+
 /// What tells two lives of a partition apart.
 #[derive(Clone, Copy, Debug)]
 enum Told {
@@ -176,21 +194,10 @@ fn what_a_former_life_had_in_a_window_is_written_or_lost_there_where_answers_tel
                     options.settings.shape.layout = layout;
                     // No pass shows the second life before the window is full.
                     options.settings.discovery_interval = Duration::from_secs(60);
-                    log.after_fetches(fetches, |log| {
-                        let name = Name::from(PARTITION);
-                        log.end(QUEUE, &name);
-                        for _ in 0..LATER {
-                            log.write(QUEUE, &name, log.now(), 1);
-                        }
-                    });
+                    log.after_fetches(fetches, begin_again);
                     let bucket = Arc::<MemoryBucket>::default();
                     let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
-                    eventually("both lives", || {
-                        let records = records(&bucket);
-                        let second = records.iter().filter(|(_, _, ts)| *ts >= TEN + HOUR);
-                        second.count() == LATER as usize
-                    })
-                    .await;
+                    second_life_is_read(&bucket).await;
                     sink.stop().await;
                     let windows = bucket.manifests(QUEUE);
                     let (held, _) = accounted(&bucket, &windows[0], 0, &case);
@@ -238,11 +245,7 @@ fn an_answer_of_another_life_ends_a_try_at_a_window_under_redo_at_once() {
             let pages = Arc::new(Mutex::new(None));
             let counted = Arc::clone(&pages);
             log.after_fetches(fetches, |log| {
-                let name = Name::from(PARTITION);
-                log.end(QUEUE, &name);
-                for _ in 0..LATER {
-                    log.write(QUEUE, &name, log.now(), 1);
-                }
+                begin_again(log);
                 log.take_counts();
                 log.after_fetches(0, move |log| {
                     *counted.lock().expect("no holder panics") = Some(log.take_counts().pages);
@@ -312,23 +315,12 @@ fn what_was_read_of_a_life_that_is_over_is_named_where_memory_makes_the_sink_rea
         for record in 1..=WITHIN {
             log.write(QUEUE, &name, TEN + record * SECOND, 1);
         }
-        log.after_fetches(1, |log| {
-            let name = Name::from(PARTITION);
-            log.end(QUEUE, &name);
-            for _ in 0..LATER {
-                log.write(QUEUE, &name, log.now(), 1);
-            }
-        });
+        log.after_fetches(1, begin_again);
         let bucket = Arc::<MemoryBucket>::default();
         let mut options = Options::new();
         options.memory = 6 << 20;
         let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
-        eventually("both lives", || {
-            let records = records(&bucket);
-            let second = records.iter().filter(|(_, _, ts)| *ts >= TEN + HOUR);
-            second.count() == LATER as usize
-        })
-        .await;
+        second_life_is_read(&bucket).await;
         sink.stop().await;
         let mut lost = BTreeSet::new();
         for window in bucket.manifests(QUEUE) {
