@@ -9,7 +9,7 @@ use deadpool_postgres::{
 };
 use refinery::Report;
 use refinery::error::Kind;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Connection, Socket};
@@ -21,7 +21,7 @@ use crate::limits::{
     MIGRATION_ATTEMPTS, MIGRATION_LOCK_WAIT, MIGRATION_PAUSE, OBSERVING_SHARE, SILENCE_LIMIT,
     SILENCE_PROBE, SILENCE_PROBES, SILENT_SESSIONS,
 };
-use crate::session::{Connector, Ends, Lent, Session, verify};
+use crate::session::{Connector, Ends, Session, verify};
 use crate::tls::Stream;
 
 mod embedded {
@@ -169,12 +169,12 @@ impl Database {
         }
     }
 
-    /// As [`lend`](Self::lend), a session that no lane can take.
+    /// As [`observer`](Self::observer), a session for discovery.
     ///
     /// # Errors
     ///
     /// As [`client`](Self::client).
-    pub async fn lend_discovery(&self) -> Result<Lent<OwnedSemaphorePermit>, ApiError> {
+    pub async fn discoverer(&self) -> Result<Session, ApiError> {
         let turn = Arc::clone(&self.discovering).acquire_owned();
         // Nobody closes it.
         let Ok(Ok(turn)) = timeout(CONNECTION_WAIT, turn).await else {
@@ -182,17 +182,7 @@ impl Database {
                 "no session for discovery in time".into(),
             ));
         };
-        Ok(Lent::new(self.observer().await?, turn))
-    }
-
-    /// A session from the pool for work that may be abandoned half way, with what is kept for as
-    /// long as the database works on it.
-    ///
-    /// # Errors
-    ///
-    /// As [`client`](Self::client).
-    pub async fn lend<K: Send + 'static>(&self, kept: K) -> Result<Lent<K>, ApiError> {
-        Ok(Lent::new(self.client().await?, kept))
+        Ok(self.observer().await?.keeping(turn))
     }
 
     /// A session of its own outside of the pool, with the connection to drive.

@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::future::Future;
+use std::ops::Deref;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, Config, Error, IsolationLevel, Row, Statement, ToStatement};
+use tokio_postgres::{Client, Config, Error, Row, Statement, ToStatement};
 
 use crate::error::{ApiError, describe};
 use crate::limits::{CONNECT_TIMEOUT, SESSION_DOUBT, SESSION_PING, SESSION_TRUST};
@@ -353,39 +354,35 @@ impl Session {
     ///
     /// [`Failure`].
     pub async fn ping(&self) -> Result<(), Failure> {
-        let asking = self.object().batch_execute("SELECT 1");
+        self.batch_execute("SELECT 1").await
+    }
+
+    async fn batch_execute(&self, statements: &str) -> Result<(), Failure> {
+        let asking = self.object().batch_execute(statements);
         self.watch.answered(asking).await
     }
 
-    /// A transaction; dropped, it is rolled back.
+    /// A transaction of these modes, in the words of `START TRANSACTION`. Nobody else asks the session until it ends.
     ///
     /// # Errors
     ///
     /// [`Failure`].
-    pub async fn transaction(
-        &mut self,
-        isolation: IsolationLevel,
-        read_only: bool,
-    ) -> Result<Transaction<'_>, Failure> {
-        let Some(object) = &mut self.object else {
-            unreachable!("only the end of a session takes it")
-        };
-        let watch = &self.watch;
-        let begin = object
-            .build_transaction()
-            .isolation_level(isolation)
-            .read_only(read_only);
-        let inner = watch.answered(begin.start()).await?;
-        Ok(Transaction { inner, watch })
+    pub async fn transaction(&mut self, modes: &str) -> Result<Transaction<'_>, Failure> {
+        self.batch_execute(&format!("START TRANSACTION {modes}"))
+            .await?;
+        Ok(Transaction {
+            session: self,
+            open: true,
+        })
     }
 
-    /// Gives the session back, or ends it where nobody may get it. `kept` goes when the database no longer
-    /// works on it.
-    fn release<K: Send + 'static>(&mut self, kept: K) {
+    /// Gives the session back, or ends it where nobody may get it. What is kept goes when the database no
+    /// longer works on it.
+    fn release(&mut self) {
         let Some(object) = self.object.take() else {
             return;
         };
-        let kept = (kept, self.kept.take());
+        let kept = self.kept.take();
         let asked = self.watch.asked.load(Ordering::Relaxed) > 0;
         if !asked && !self.watch.over.load(Ordering::Relaxed) {
             return;
@@ -428,77 +425,32 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.release(());
+        self.release();
     }
 }
 
-/// A transaction on a session.
+/// A transaction: asked like the session that it is on. Dropped unfinished it ends with the session.
 pub struct Transaction<'s> {
-    inner: deadpool_postgres::Transaction<'s>,
-    watch: &'s Watch,
+    session: &'s Session,
+    open: bool,
+}
+
+impl Deref for Transaction<'_> {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        self.session
+    }
 }
 
 impl Transaction<'_> {
-    /// As [`Session::prepare_cached`].
-    ///
-    /// # Errors
-    ///
-    /// [`Failure`].
-    pub async fn prepare_cached(&self, sql: &str) -> Result<Statement, Failure> {
-        let asking = self.inner.prepare_cached(sql);
-        self.watch.answered(asking).await
-    }
-
-    /// As [`Session::query`].
-    ///
-    /// # Errors
-    ///
-    /// [`Failure`].
-    pub async fn query<S: ToStatement + Sync + ?Sized>(
-        &self,
-        statement: &S,
-        values: Values<'_>,
-    ) -> Result<Vec<Row>, Failure> {
-        let asking = self.inner.query(statement, values);
-        self.watch.answered(asking).await
-    }
-
-    /// As [`Session::query_one`].
-    ///
-    /// # Errors
-    ///
-    /// [`Failure`].
-    pub async fn query_one<S: ToStatement + Sync + ?Sized>(
-        &self,
-        statement: &S,
-        values: Values<'_>,
-    ) -> Result<Row, Failure> {
-        let asking = self.inner.query_one(statement, values);
-        self.watch.answered(asking).await
-    }
-
-    /// As [`Session::execute`].
-    ///
-    /// # Errors
-    ///
-    /// [`Failure`].
-    pub async fn execute<S: ToStatement + Sync + ?Sized>(
-        &self,
-        statement: &S,
-        values: Values<'_>,
-    ) -> Result<u64, Failure> {
-        let asking = self.inner.execute(statement, values);
-        self.watch.answered(asking).await
-    }
-
     /// Ends it, with all that it wrote.
     ///
     /// # Errors
     ///
     /// [`Failure`]: whether it was written is known only where the server gave a state.
     pub async fn commit(self) -> Result<(), Failure> {
-        let asking = self.inner.commit();
-        self.watch.answered(asking).await
+        self.end("COMMIT").await
     }
 
     /// Ends it, with nothing written.
@@ -507,45 +459,23 @@ impl Transaction<'_> {
     ///
     /// [`Failure`]: nothing is written all the same.
     pub async fn rollback(self) -> Result<(), Failure> {
-        let asking = self.inner.rollback();
-        self.watch.answered(asking).await
+        if self.session.watch.over.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.end("ROLLBACK").await
+    }
+
+    async fn end(mut self, statement: &str) -> Result<(), Failure> {
+        let outcome = self.session.batch_execute(statement).await;
+        self.open = outcome.is_err();
+        outcome
     }
 }
 
-/// A session for work that may be abandoned half way, with what is kept for as long as the database works on it.
-pub struct Lent<K: Send + 'static> {
-    held: Option<(Session, K)>,
-}
-
-impl<K: Send + 'static> Lent<K> {
-    /// Lends a session.
-    pub fn new(session: Session, kept: K) -> Self {
-        Self {
-            held: Some((session, kept)),
-        }
-    }
-
-    /// The session.
-    pub fn session(&self) -> &Session {
-        match &self.held {
-            Some((session, _)) => session,
-            None => unreachable!("a session on loan is given back by value"),
-        }
-    }
-
-    /// Gives it back, once every statement has been answered.
-    pub fn done(mut self) -> K {
-        match self.held.take() {
-            Some((_, kept)) => kept,
-            None => unreachable!("a session on loan is given back by value"),
-        }
-    }
-}
-
-impl<K: Send + 'static> Drop for Lent<K> {
+impl Drop for Transaction<'_> {
     fn drop(&mut self) {
-        if let Some((mut session, kept)) = self.held.take() {
-            session.release(kept);
+        if self.open {
+            self.session.watch.over.store(true, Ordering::Relaxed);
         }
     }
 }

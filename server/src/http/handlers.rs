@@ -102,12 +102,9 @@ async fn discover(
     tenant: Uuid,
     pages: &changed::Pages,
 ) -> Result<(changed::Answer, SafeTime), ApiError> {
-    let session = broker.database.lend_discovery().await?;
+    let client = broker.database.discoverer().await?;
     let floor = broker.config.safe_floor;
-    let answer =
-        changed::changed(session.session(), floor, &broker.cursor_key, tenant, pages).await?;
-    drop(session.done());
-    Ok(answer)
+    changed::changed(&client, floor, &broker.cursor_key, tenant, pages).await
 }
 
 pub async fn kv(

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio_postgres::IsolationLevel;
 use uuid::Uuid;
 
 use crate::error::ApiError;
@@ -144,12 +143,28 @@ pub async fn apply(
     }
     let writes = operations.iter().any(|operation| operation.action.writes());
     // What follows the locks must see what their former holders committed; reads must see one state.
-    let isolation = if writes {
-        IsolationLevel::ReadCommitted
+    let modes = if writes {
+        "ISOLATION LEVEL READ COMMITTED, READ WRITE"
     } else {
-        IsolationLevel::RepeatableRead
+        "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
     };
-    let tx = client.transaction(isolation, !writes).await?;
+    let tx = client.transaction(modes).await?;
+    let outcome = run(&tx, tenant, operations, writes).await;
+    if matches!(outcome, Ok(Outcome::Applied { .. })) {
+        tx.commit().await?;
+    } else {
+        // Nothing is written, whatever becomes of this.
+        let _ = tx.rollback().await;
+    }
+    outcome
+}
+
+async fn run(
+    tx: &Transaction<'_>,
+    tenant: Uuid,
+    operations: &[Operation],
+    writes: bool,
+) -> Result<Outcome, ApiError> {
     let mut names: Vec<Name> = operations
         .iter()
         .flat_map(|operation| {
@@ -163,20 +178,20 @@ pub async fn apply(
     names.sort_unstable();
     names.dedup();
     if writes {
-        store::lock(&tx, tenant, &names).await?;
+        store::lock(tx, tenant, &names).await?;
     }
     let versions = operations
         .iter()
         .filter(|operation| operation.action.takes_version())
         .count();
-    let (now, versions) = store::clock_and_versions(&tx, versions).await?;
+    let (now, versions) = store::clock_and_versions(tx, versions).await?;
     let loaded = if names.is_empty() {
         Vec::new()
     } else {
-        store::load(&tx, tenant, &names).await?
+        store::load(tx, tenant, &names).await?
     };
     let mut batch = Batch {
-        tx: &tx,
+        tx,
         tenant,
         now,
         versions: versions.into_iter(),
@@ -192,13 +207,11 @@ pub async fn apply(
         result.index = index;
         result.op = operation.action.name();
         if operation.required && result.applied == Some(false) {
-            tx.rollback().await?;
             return Ok(Outcome::rolled_back(result));
         }
         results.push(result);
     }
     batch.flush().await?;
-    tx.commit().await?;
     Ok(Outcome::Applied { results })
 }
 

@@ -240,10 +240,8 @@ struct Look {
 
 async fn look(broker: &Broker, tenant: Uuid, request: &FetchRequest) -> Result<Look, ApiError> {
     let slot = broker.lanes.enter(Lane::Pop).await?;
-    let session = broker.database.lend(slot).await?;
-    let look = read(session.session(), tenant, request).await?;
-    session.done();
-    Ok(look)
+    let client = broker.database.client().await?.keeping(slot);
+    read(&client, tenant, request).await
 }
 
 async fn read(client: &Session, tenant: Uuid, request: &FetchRequest) -> Result<Look, ApiError> {

@@ -462,3 +462,32 @@ async fn a_batch_whose_session_is_cut_half_way_writes_nothing_and_may_be_sent_ag
         );
     }
 }
+
+#[tokio::test]
+async fn a_batch_that_the_database_refuses_leaves_its_session_to_the_next_one() {
+    let variables = [
+        ("QUEEN_PG_CONNECTIONS", "4"),
+        ("QUEEN_PG_LOCK_TIMEOUT_MS", "100"),
+    ];
+    let fixture = Fixture::with(&variables, &[]).await;
+    batch(&fixture, &put("a", "1", "")).await;
+    let holder = fixture.session().await;
+    let sessions = async || {
+        let sql =
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'queen' AND state = 'idle'
+                   ORDER BY pid";
+        let rows = holder.query(sql, &[]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect::<Vec<i32>>()
+    };
+    let before = sessions().await;
+    holder
+        .batch_execute("BEGIN; LOCK TABLE queen.kv IN ACCESS EXCLUSIVE MODE")
+        .await
+        .unwrap();
+    let body = format!(r#"{{"operations":[{}]}}"#, put("a", "2", ""));
+    let refused = fixture.post(ROUTE, body).await;
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    batch(&fixture, &put("a", "3", "")).await;
+    assert_eq!(sessions().await, before);
+}
