@@ -45,9 +45,9 @@ pub fn limit(max_window: Duration) -> Duration {
 /// Judges `queues`, which come by name, at `now_ms`; the process started at `started_ms`.
 ///
 /// A queue that is absent or never committed is healthy. One that stopped for an operator is not,
-/// at once. Any other must have committed within `limit`, counted from the start at the earliest,
-/// because the time before it says nothing about this process. A lease lost to another instance
-/// shows here like an outage does: this process no longer commits.
+/// at once. Any other must have committed within `limit`, by whichever process: a start is no
+/// commit, and a sink that is started again and again without one must not look healthy. A lease
+/// lost to another instance shows here like an outage does: this process no longer commits.
 pub fn judge(
     queues: &[(String, Arc<QueueStatus>)],
     now_ms: i64,
@@ -58,13 +58,9 @@ pub fn judge(
     let offender = queues.iter().find_map(|(name, status)| {
         let committed_ms = status.committed_wall_ms();
         let stale_ms = (now_ms - committed_ms.unwrap_or(started_ms)).max(0);
-        let unhealthy = if status.stopped.load(Relaxed) {
-            true
-        } else if !status.present.load(Relaxed) {
-            false
-        } else {
-            committed_ms.is_some() && stale_ms.min(now_ms - started_ms) > limit_ms
-        };
+        let present = status.present.load(Relaxed);
+        let stale = present && committed_ms.is_some() && stale_ms > limit_ms;
+        let unhealthy = stale || status.stopped.load(Relaxed);
         unhealthy.then(|| Offender {
             queue: name.clone(),
             stale_ms,
@@ -154,13 +150,18 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_of_a_former_process_leaves_this_one_the_whole_limit() {
-        let status = status(&[("orders", START - 5_000_000)]);
-        assert_eq!(body(&status, START + 900_000), r#"{"ok":true}"#);
+    fn a_start_gives_no_time_beyond_the_last_commit_of_a_former_process() {
+        let young = status(&[("orders", START - 899_000)]);
+        assert_eq!(body(&young, START + 1_000), r#"{"ok":true}"#);
+        assert!(!judge(&young.queues(), START + 1_001, START, LIMIT).ok);
+        let old = status(&[("orders", START - 5_000_000)]);
         assert_eq!(
-            body(&status, START + 900_001),
-            r#"{"ok":false,"queue":"orders","staleMs":5900001,"limitMs":900000}"#
+            body(&old, START + 1),
+            r#"{"ok":false,"queue":"orders","staleMs":5000001,"limitMs":900000}"#
         );
+        old.queue("orders")
+            .pointer(Micros(START * 1_000), START + 2);
+        assert_eq!(body(&old, START + 3), r#"{"ok":true}"#);
     }
 
     #[test]

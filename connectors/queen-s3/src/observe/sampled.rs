@@ -42,6 +42,29 @@ impl Sampled {
     }
 }
 
+/// The same for failures that differ: another text than the last one's is told at once.
+#[derive(Debug, Default)]
+pub struct Repeated {
+    text: String,
+    sampled: Sampled,
+}
+
+impl Repeated {
+    /// Counts one failure, as [`Sampled::failure`] does.
+    pub fn failure(&mut self, text: &str) -> Option<u64> {
+        if self.text != text {
+            text.clone_into(&mut self.text);
+            self.sampled = Sampled::default();
+        }
+        self.sampled.failure()
+    }
+
+    /// Notes a success.
+    pub fn success(&mut self) {
+        self.sampled.success();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,5 +80,16 @@ mod tests {
         assert!(sampled.success());
         assert!(!sampled.success());
         assert_eq!(sampled.failure(), Some(0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_failure_is_logged_at_once() {
+        let mut repeated = Repeated::default();
+        assert_eq!(repeated.failure("one"), Some(0));
+        assert_eq!(repeated.failure("one"), None);
+        assert_eq!(repeated.failure("another"), Some(0));
+        assert_eq!(repeated.failure("another"), None);
+        repeated.success();
+        assert_eq!(repeated.failure("another"), Some(0));
     }
 }

@@ -41,7 +41,7 @@ use crate::lake::keys::LakeKeys;
 use crate::lake::manifest::OffsetRange;
 use crate::limits::{FULL_PASS_EVERY, UNKNOWN_QUEUE_RETRY};
 use crate::memory::MemoryBudget;
-use crate::observe::sampled::Sampled;
+use crate::observe::sampled::{Repeated, Sampled};
 use crate::observe::status::{QueueStatus, Status};
 use crate::ownership::{Claim, ClaimError, Identity, Lost, Owned, Owner};
 use crate::retry::Jitter;
@@ -126,6 +126,8 @@ struct Task {
     next_full_pass: Mutex<Instant>,
     /// Windows with lost records, of which not each is worth a line.
     loss_log: Mutex<Sampled>,
+    /// What stopped the queue, each time that it did.
+    stop_log: Mutex<Repeated>,
 }
 
 impl Task {
@@ -227,6 +229,7 @@ pub async fn run(
         uploads: Mutex::default(),
         next_full_pass: Mutex::new(Instant::now() + FULL_PASS_EVERY),
         loss_log: Mutex::default(),
+        stop_log: Mutex::default(),
     };
     task.run(absent_since, stop).await;
 }
@@ -244,6 +247,8 @@ impl Task {
         let owner = self.owner();
         let mut takeover = true;
         let mut was_held = false;
+        // A queue that is stopped or not there is claimed again and again.
+        let mut was_ours = false;
         while !*stop.borrow() {
             let claimed = tokio::select! {
                 biased;
@@ -255,16 +260,20 @@ impl Task {
                     takeover = false;
                     was_held = false;
                     self.status.owned.store(true, Relaxed);
-                    info!(queue = %self.queue, "queue claimed");
+                    if !was_ours {
+                        info!(queue = %self.queue, "queue claimed");
+                    }
                     let end = self.owned(&owned, absent_since, &mut stop).await;
                     self.abort_uploads().await;
-                    if !matches!(end, End::Lost(_)) {
+                    was_ours = !matches!(end, End::Lost(_));
+                    if was_ours {
                         owned.fence.release().await;
                     }
                     (owner.ttl, end)
                 }
                 Ok(Claim::Held(instance)) => {
                     takeover = false;
+                    was_ours = false;
                     self.status.owned.store(false, Relaxed);
                     // Whether it is stopped is the other instance's to show.
                     self.status.stopped.store(false, Relaxed);
@@ -313,16 +322,41 @@ impl Task {
                 ttl
             }
             End::Absent(safe_time) => {
-                self.status.present.store(false, Relaxed);
+                if self.status.present.swap(false, Relaxed) {
+                    warn!(
+                        %queue,
+                        "the queue does not exist (deleted, not yet made, or misspelled in \
+                         QUEEN_S3_QUEUES); it is looked for once a minute"
+                    );
+                }
                 self.status.stopped.store(false, Relaxed);
                 *absent_since = Some(safe_time);
                 UNKNOWN_QUEUE_RETRY
             }
             End::Halted(halt) => {
-                self.status.stopped.store(true, Relaxed);
-                error!(%queue, error = %halt, "the queue is stopped and looked at again later");
+                let error = halt.to_string();
+                let mut log = self.stop_log.lock().unwrap_or_else(PoisonError::into_inner);
+                if !self.status.stopped.swap(true, Relaxed) {
+                    log.success();
+                }
+                if let Some(suppressed) = log.failure(&error) {
+                    error!(%queue, error, suppressed, "the queue is stopped and looked at again later");
+                }
                 ttl
             }
+        }
+    }
+
+    /// Whether the queue was stopped or not there when it was last worked on: what is done again
+    /// and again until that ends is not worth a line each time.
+    fn is_repeating(&self) -> bool {
+        self.status.stopped.load(Relaxed) || !self.status.present.load(Relaxed)
+    }
+
+    /// Notes that nothing stops the queue any more.
+    fn goes_on(&self) {
+        if self.status.stopped.swap(false, Relaxed) {
+            info!(queue = %self.queue, "what stopped the queue is gone; it goes on");
         }
     }
 
@@ -415,7 +449,7 @@ impl Task {
                         }
                     }
                 }
-                self.status.stopped.store(false, Relaxed);
+                self.goes_on();
                 match self.session(fence, standing, stop.clone()).await {
                     session::Outcome::End(end) => return end,
                     session::Outcome::Redo(redo) => {

@@ -99,13 +99,16 @@ impl Task {
             info!(%queue, k = intent.k, "the interrupted window is in the bucket whole");
             return self.commit_manifest(fence, standing, &manifest).await;
         }
-        info!(
-            %queue,
-            k = intent.k,
-            from = %Micros(intent.t_start),
-            to = %Micros(intent.t_end),
-            "redoing an interrupted window from its intent"
-        );
+        let repeating = self.is_repeating();
+        if !repeating {
+            info!(
+                %queue,
+                k = intent.k,
+                from = %Micros(intent.t_start),
+                to = %Micros(intent.t_end),
+                "redoing an interrupted window from its intent"
+            );
+        }
         // It owns the queue, and may read for longer than a `safeTime` is shown.
         let _asking = self.context.status.asking();
         let carried = Gaps::of(&intent);
@@ -149,7 +152,9 @@ impl Task {
                 ))))) => None,
                 Err(Redo::Trouble(Trouble::End(end))) => return Err(end),
                 Err(Redo::Trouble(Trouble::Differs)) => {
-                    info!(%queue, k = intent.k, "an object is there with other bytes; reading it");
+                    if !repeating {
+                        info!(%queue, k = intent.k, "an object is there with other bytes; reading it");
+                    }
                     looking = Looking::AtRecords;
                     continue;
                 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use queen_s3::broker::Name;
 use queen_s3::limits::SAFE_TIME_STANDS;
 
-use crate::bucket::MemoryBucket;
+use crate::bucket::{Do, MemoryBucket};
 use crate::log::{Log, SAFE_LAG};
 use crate::sink::{Options, Sink, committed, eventually};
 use crate::{HOUR, SECOND, TEN, in_virtual_time};
@@ -109,4 +109,37 @@ fn a_queue_that_an_error_stopped_is_shown_until_it_goes_on_here_or_elsewhere() {
             sink.stop().await;
         });
     }
+}
+
+#[test]
+fn a_sink_that_starts_behind_is_red_until_it_has_committed() {
+    in_virtual_time(async {
+        let (log, bucket) = (one_record(), Arc::<MemoryBucket>::default());
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &Options::new());
+        eventually("a window", || committed(&log, QUEUE).0 == 1).await;
+        assert!(sink.health().ok);
+        sink.stop().await;
+
+        // Nothing goes up any more, and no process lives long enough to be stale by itself.
+        bucket.plan(|asked| match asked.operation {
+            "put" => Do::Refuse(503, "SlowDown", None),
+            _ => Do::Go,
+        });
+        tokio::time::sleep(MINUTE * 10).await;
+        log.write(QUEUE, &Name::from("p"), log.now(), 1);
+        for minute in 11..=40 {
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &Options::new());
+            tokio::time::sleep(MINUTE).await;
+            assert_eq!(sink.health().ok, minute < 15, "minute {minute}");
+            sink.kill();
+        }
+
+        bucket.plan(|_| Do::Go);
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &Options::new());
+        eventually("it shows the pointer", || sink.shown(LAG).is_some()).await;
+        assert!(!sink.health().ok, "a start is no commit");
+        eventually("a commit", || sink.health().ok).await;
+        assert_eq!(committed(&log, QUEUE).0, 2);
+        sink.stop().await;
+    });
 }

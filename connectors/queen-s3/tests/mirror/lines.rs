@@ -14,6 +14,8 @@ use crate::log::Log;
 use crate::sink::{Options, Sink, committed, eventually};
 use crate::{HOUR, SECOND, TEN, in_virtual_time};
 
+const MINUTE: Duration = Duration::from_secs(60);
+
 /// What this thread logs.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -178,6 +180,92 @@ fn a_store_of_documents_that_is_away_for_an_hour_is_a_line_a_minute_and_waited_f
         let written = log.now();
         log.write("orders", &Name::from("p"), written, 1);
         eventually("its record", || committed(&log, "orders").1 > written).await;
+        sink.stop().await;
+    });
+}
+
+const POINTER: &str = "s3:main:orders:committed";
+
+#[test]
+fn a_stopped_queue_is_an_error_when_it_stops_and_then_once_a_minute() {
+    in_virtual_time(async {
+        let (log, bucket) = (a_log(), Arc::<MemoryBucket>::default());
+        log.create("orders");
+        log.write("orders", &Name::from("p"), TEN, 1);
+        let mut options = Options::new();
+        options.settings.lease_ttl = Duration::from_secs(1);
+        let sink = Sink::start(&log, &bucket, &["orders"], &options);
+        eventually("a window", || committed(&log, "orders").0 == 1).await;
+        sink.stop().await;
+        let pointer = log.take_away(POINTER);
+
+        let (lines, _guard) = Lines::start();
+        let errors = || lines.with("ERROR");
+        let sink = Sink::start(&log, &bucket, &["orders"], &options);
+        eventually("the stop", || errors().len() == 1).await;
+        assert!(errors()[0].contains("queen-s3 adopt"), "{:?}", errors());
+        tokio::time::sleep(10 * MINUTE).await;
+        let said = errors();
+        assert!((8..=11).contains(&said.len()), "{} lines", said.len());
+        assert!(said[1].contains("suppressed="), "{:?}", said[1]);
+        assert_eq!(lines.with("queue claimed").len(), 1);
+
+        // Another reason is told at once.
+        let before = errors().len();
+        let mut theirs = pointer.clone();
+        theirs["lineage"] = "theirs".into();
+        log.put_back(POINTER, theirs);
+        eventually("the reason", || !lines.with("another lake").is_empty()).await;
+        tokio::time::sleep(MINUTE / 2).await;
+        assert_eq!(errors().len(), before + 1);
+
+        // So is the end of it, and the next stop.
+        log.put_back(POINTER, pointer.clone());
+        eventually("it goes on", || !lines.with("it goes on").is_empty()).await;
+        tokio::time::sleep(MINUTE / 4).await;
+        assert_eq!(lines.with("it goes on").len(), 1);
+        let mut theirs = pointer;
+        theirs["lineage"] = "theirs".into();
+        log.put_back(POINTER, theirs);
+        log.write("orders", &Name::from("p"), log.now(), 1);
+        eventually("the stop", || errors().len() == before + 2).await;
+        sink.kill();
+    });
+}
+
+#[test]
+fn a_queue_that_is_not_there_is_a_line_and_one_more_when_it_is() {
+    in_virtual_time(async {
+        let (lines, _guard) = Lines::start();
+        let (log, bucket) = (a_log(), Arc::<MemoryBucket>::default());
+        log.create("orders");
+        log.write("orders", &Name::from("p"), TEN, 1);
+        let sink = Sink::start(&log, &bucket, &["orders", "odrers"], &Options::new());
+        let (gone, there) = ("does not exist", "is there now");
+        eventually("the line", || !lines.with(gone).is_empty()).await;
+        tokio::time::sleep(30 * MINUTE).await;
+        let said = lines.with(gone);
+        assert_eq!(said.len(), 1, "{said:#?}");
+        assert!(
+            said[0].contains("queue=odrers") && said[0].contains("once a minute"),
+            "{said:?}"
+        );
+        assert_eq!(lines.with("queue claimed").len(), 2);
+        assert!(lines.with(there).is_empty(), "nothing of one that is there");
+
+        log.create("odrers");
+        eventually("it is there", || !lines.with(there).is_empty()).await;
+        assert!(lines.with(there)[0].contains("queue=odrers"));
+        tokio::time::sleep(10 * MINUTE).await;
+        // Both go, and come back.
+        log.deny(true);
+        eventually("both are gone", || lines.with(gone).len() == 3).await;
+        tokio::time::sleep(30 * MINUTE).await;
+        log.deny(false);
+        eventually("both are back", || lines.with(there).len() == 3).await;
+        tokio::time::sleep(30 * MINUTE).await;
+        assert_eq!((lines.with(gone).len(), lines.with(there).len()), (3, 3));
+        assert_eq!(lines.with("queue claimed").len(), 2);
         sink.stop().await;
     });
 }

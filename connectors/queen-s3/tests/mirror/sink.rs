@@ -11,6 +11,7 @@ use queen_s3::config::{CrashPoint, Start};
 use queen_s3::lake::{Align, Compression, Format, Layout, Shape};
 use queen_s3::limits::PART_BYTES;
 use queen_s3::memory::MemoryBudget;
+use queen_s3::observe::health::{self, Health};
 use queen_s3::observe::metrics::Metrics;
 use queen_s3::observe::status::Status;
 use queen_s3::ownership::Identity;
@@ -92,6 +93,9 @@ pub struct Sink {
     /// Its memory budget.
     pub budget: Arc<MemoryBudget>,
     metrics: Metrics,
+    clock: Arc<dyn Clock>,
+    started_ms: i64,
+    max_window: Duration,
 }
 
 struct VirtualClock {
@@ -146,7 +150,7 @@ impl Sink {
         let context = Arc::new(Context {
             broker,
             bucket: Arc::clone(bucket) as _,
-            clock,
+            clock: Arc::clone(&clock),
             budget: Arc::clone(&budget),
             status: Arc::clone(&status),
             jitter: Jitter::new(options.seed),
@@ -190,6 +194,9 @@ impl Sink {
             status,
             budget,
             metrics,
+            started_ms: clock.wall_ms(),
+            clock,
+            max_window: options.settings.max_window,
         }
     }
 
@@ -207,6 +214,12 @@ impl Sink {
         let line = text.lines().find_map(|line| line.strip_prefix(series));
         line.and_then(|rest| rest.strip_prefix(' '))
             .map(|value| value.parse().expect("a number"))
+    }
+
+    /// What `/healthz` answers now.
+    pub fn health(&self) -> Health {
+        let (now, limit) = (self.clock.wall_ms(), health::limit(self.max_window));
+        health::judge(&self.status.queues(), now, self.started_ms, limit)
     }
 
     /// Ends it as a kill does.

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use queen_s3::broker::Name;
 use queen_s3::limits::{MIB, PART_BYTES, PARTS_IN_FLIGHT};
-use queen_s3::observe::health::{Health, judge, limit};
 
 use crate::bucket::{Asked, Do, MemoryBucket};
 use crate::history::records;
@@ -217,21 +216,15 @@ fn refused_keys_delay_a_window_and_turn_health_red_until_they_are_mended() {
         log.create(QUEUE);
         log.write(QUEUE, &Name::from("p"), TEN, 1);
         let bucket = Arc::<MemoryBucket>::default();
-        let options = Options::new();
-        let started_ms = log.now() / 1_000;
-        let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &Options::new());
         eventually("a window", || committed(&log, QUEUE).0 == 1).await;
-        let health = || -> Health {
-            let limit = limit(options.settings.max_window);
-            judge(&sink.status.queues(), log.now() / 1_000, started_ms, limit)
-        };
-        assert!(health().ok);
+        assert!(sink.health().ok);
 
         bucket.plan(|_| Do::Refuse(403, "InvalidAccessKeyId", None));
         let refused_from = log.now();
         log.write(QUEUE, &Name::from("p"), refused_from, 1);
-        eventually("red health", || !health().ok).await;
-        let offender = health().offender.expect("it is named");
+        eventually("red health", || !sink.health().ok).await;
+        let offender = sink.health().offender.expect("it is named");
         assert_eq!(
             (offender.queue.as_str(), offender.limit_ms),
             (QUEUE, 900_000)
@@ -245,7 +238,7 @@ fn refused_keys_delay_a_window_and_turn_health_red_until_they_are_mended() {
 
         bucket.plan(|_| Do::Go);
         eventually("the window", || committed(&log, QUEUE).0 == 2).await;
-        eventually("green health", || health().ok).await;
+        eventually("green health", || sink.health().ok).await;
         assert_eq!(sink.status.queue(QUEUE).lost.load(Relaxed), 0);
         sink.stop().await;
         assert_eq!(records(&bucket), log.records(QUEUE));

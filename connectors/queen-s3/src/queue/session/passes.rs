@@ -197,7 +197,9 @@ impl Session<'_> {
         self.discovery_log.success();
         self.pass_backoff.reset();
         self.doubt_absence();
-        self.task.status.present.store(true, Relaxed);
+        if !self.task.status.present.swap(true, Relaxed) {
+            info!(queue = %self.task.queue, "the queue is there now");
+        }
         self.task.note_degraded(answer.degraded);
         self.engine.page(answer.safe_time, &answer.partitions);
         if let (Some(after), Some(pass)) = (answer.next, &mut self.pass) {
