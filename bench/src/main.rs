@@ -137,7 +137,10 @@ async fn run() -> Result<bool> {
         report.add(name, figures.with_context(|| format!("scenario {name}"))?);
     }
     if let Some(path) = &plan.out {
-        let command: Vec<String> = std::env::args().collect();
+        let arguments = std::env::args_os();
+        let command: Vec<String> = arguments
+            .map(|argument| argument.to_string_lossy().into_owned())
+            .collect();
         report.write(path, &machine, &command.join(" "))?;
     }
     Ok(report.all_met())

@@ -449,7 +449,9 @@ mod tests {
 
     #[test]
     fn every_session_notices_a_server_that_vanished_without_a_word() {
-        let config = Config::from_lookup(|_| None).expect("defaults").database;
+        let config = Config::from_lookup(|_| None::<String>)
+            .expect("defaults")
+            .database;
         let session = session(&config, config.statement_timeout);
         assert_eq!(session.get_tcp_user_timeout(), Some(&SILENCE_LIMIT));
         assert_eq!(session.get_connect_timeout(), Some(&CONNECT_TIMEOUT));

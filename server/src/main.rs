@@ -30,8 +30,8 @@ The broker of the Queen message queue. Configuration is by environment variable.
 
 fn main() -> ExitCode {
     let mut dev = false;
-    for argument in std::env::args().skip(1) {
-        match argument.as_str() {
+    for argument in std::env::args_os().skip(1) {
+        match argument.to_string_lossy().as_ref() {
             "--dev" => dev = true,
             "--help" | "-h" => {
                 print!("{USAGE}\n{}", help());

@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn every_metric_is_on_the_page() {
-        let config = Config::from_lookup(|_| None).expect("defaults");
+        let config = Config::from_lookup(|_| None::<String>).expect("defaults");
         let lanes = Lanes::new(&config.lanes, config.database.connections);
         let text = Metrics::new(&lanes).encode().expect("memory");
         let page = include_str!("../../docs/broker.md");

@@ -43,67 +43,72 @@ pub enum Refusal {
 }
 
 impl Authority {
-    /// Reads the variables; `None` when tokens are not asked for.
+    /// Reads the variables, all of them: one that does not parse is a mistake also while tokens are not asked
+    /// for. `None` then, and when something is wrong.
     pub(crate) fn read(reader: &mut Reader<'_>) -> Option<Self> {
-        if !reader.flag("JWT_ENABLED") {
-            return None;
-        }
+        let enabled = reader.flag("JWT_ENABLED");
         let name = reader.text("JWT_ALGORITHM");
-        let (algorithm, key_name) = match name.trim() {
-            "HS256" => (Algorithm::HS256, "JWT_SECRET"),
-            "RS256" => (Algorithm::RS256, "JWT_PUBLIC_KEY"),
-            "ES256" => (Algorithm::ES256, "JWT_PUBLIC_KEY"),
+        let algorithm = match name.trim() {
+            "HS256" => Some(Algorithm::HS256),
+            "RS256" => Some(Algorithm::RS256),
+            "ES256" => Some(Algorithm::ES256),
             _ => {
                 reader.refuse("JWT_ALGORITHM", &name);
-                return None;
+                None
             }
         };
+        let leeway = reader.number("JWT_CLOCK_SKEW_SECONDS", 0, 3_600);
+        let audience = reader.value("JWT_AUDIENCE");
+        let issuer = reader.value("JWT_ISSUER");
+        let role_claim = reader.text("JWT_ROLE_CLAIM").trim().to_owned();
+        let secret = reader.value("JWT_SECRET");
+        let public_key = public_key(reader, algorithm);
+
+        let algorithm = algorithm.filter(|_| enabled)?;
+        let secret_counts = algorithm == Algorithm::HS256;
+        let short_secret = secret_counts
+            && secret
+                .as_ref()
+                .is_some_and(|text| text.len() < TOKEN_SECRET_SHORT_BYTES);
+        let (key_name, key) = if secret_counts {
+            let key = secret.map(|text| DecodingKey::from_secret(text.as_bytes()));
+            ("JWT_SECRET", key.and_then(Result::ok))
+        } else {
+            ("JWT_PUBLIC_KEY", public_key)
+        };
+        // Whoever asks for tokens and can check none must not serve: there is a problem or a key.
+        if key.is_none() && !reader.is_set(key_name) {
+            reader.problems.push(format!(
+                "{key_name}: unset, and JWT_ENABLED=true with JWT_ALGORITHM={} needs it",
+                name.trim()
+            ));
+        } else if key.is_none() && reader.problems.is_empty() {
+            reader
+                .problems
+                .push(format!("{key_name}: not a key for {}", name.trim()));
+        }
         let mut validation = Validation::new(algorithm);
         // A token that never ends is its issuer's choice; one that has ended is none.
         validation.required_spec_claims.clear();
         validation.validate_nbf = true;
-        validation.leeway = reader.number("JWT_CLOCK_SKEW_SECONDS", 0, 3_600);
-        match reader.value("JWT_AUDIENCE") {
+        validation.leeway = leeway;
+        match audience {
             Some(audience) => {
                 validation.set_audience(&[audience.trim()]);
                 validation.required_spec_claims.insert("aud".into());
             }
             None => validation.validate_aud = false,
         }
-        if let Some(issuer) = reader.value("JWT_ISSUER") {
+        if let Some(issuer) = issuer {
             validation.set_issuer(&[issuer.trim()]);
             validation.required_spec_claims.insert("iss".into());
         }
-        let role_claim = reader.text("JWT_ROLE_CLAIM").trim().to_owned();
-        let Some(text) = reader.value(key_name) else {
-            reader.problems.push(format!(
-                "{key_name}: unset, and JWT_ENABLED=true with JWT_ALGORITHM={} needs it",
-                name.trim()
-            ));
-            return None;
-        };
-        let key = match algorithm {
-            Algorithm::RS256 => DecodingKey::from_rsa_pem(text.as_bytes()),
-            Algorithm::ES256 => DecodingKey::from_ec_pem(text.as_bytes()),
-            _ => DecodingKey::from_secret(text.as_bytes()),
-        };
-        match key {
-            Ok(key) => Some(Self {
-                key,
-                validation,
-                role_claim,
-                short_secret: algorithm == Algorithm::HS256
-                    && text.len() < TOKEN_SECRET_SHORT_BYTES,
-            }),
-            Err(_) => {
-                reader.problems.push(format!(
-                    "{key_name}: not a key for {}; a public key is PEM text that begins with \
-                     -----BEGIN PUBLIC KEY-----",
-                    name.trim()
-                ));
-                None
-            }
-        }
+        Some(Self {
+            key: key?,
+            validation,
+            role_claim,
+            short_secret,
+        })
     }
 
     /// Whether the secret is shorter than what it signs with.
@@ -135,6 +140,25 @@ impl Authority {
         }
         Err(Refusal::TooLow(needed))
     }
+}
+
+/// `JWT_PUBLIC_KEY` as a key of `algorithm`; of either that has one, where tokens are not checked with it.
+fn public_key(reader: &mut Reader<'_>, algorithm: Option<Algorithm>) -> Option<DecodingKey> {
+    let text = reader.value("JWT_PUBLIC_KEY")?;
+    let rsa = || DecodingKey::from_rsa_pem(text.as_bytes());
+    let elliptic = || DecodingKey::from_ec_pem(text.as_bytes());
+    let (key, of) = match algorithm {
+        Some(Algorithm::RS256) => (rsa(), "RS256"),
+        Some(Algorithm::ES256) => (elliptic(), "ES256"),
+        _ => (rsa().or_else(|_| elliptic()), "RS256 or ES256"),
+    };
+    if key.is_err() {
+        reader.problems.push(format!(
+            "JWT_PUBLIC_KEY: not a key for {of}; a public key is PEM text that begins with \
+             -----BEGIN PUBLIC KEY-----"
+        ));
+    }
+    key.ok()
 }
 
 /// The token of a request. Two of them would let two readers see two callers.

@@ -1,5 +1,6 @@
 //! The broker's variables: one table, read once at boot.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
@@ -160,20 +161,18 @@ impl Config {
     ///
     /// All variables that do not parse, together.
     pub fn from_env() -> Result<Self, ConfigErrors> {
-        Self::from_lookup(|name| match std::env::var(name) {
-            Ok(value) => Some(value),
-            Err(std::env::VarError::NotPresent) => None,
-            // Not text: no parser takes it, and the value cannot be shown.
-            Err(std::env::VarError::NotUnicode(_)) => Some("\u{fffd}".into()),
-        })
+        Self::from_lookup(|name| std::env::var_os(name))
     }
 
-    /// Reads variables from `lookup`. A blank value counts as unset.
+    /// Reads variables from `lookup`. A blank value counts as unset, and one that is no UTF-8 is refused.
     ///
     /// # Errors
     ///
     /// All variables that do not parse, together.
-    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigErrors> {
+    pub fn from_lookup<V: Into<OsString>>(
+        lookup: impl Fn(&str) -> Option<V>,
+    ) -> Result<Self, ConfigErrors> {
+        let lookup = |name: &str| lookup(name).map(Into::into);
         let mut reader = Reader {
             lookup: &lookup,
             problems: Vec::new(),
@@ -207,7 +206,7 @@ impl Config {
             "PG_SSLROOTCERT",
         ]
         .iter()
-        .any(|name| reader.value(name).is_some());
+        .any(|name| reader.is_set(name));
         let floor_millis = reader.number("QUEEN_FETCH_SAFE_FLOOR_MS", 1_000, 3_600_000);
         let safe_floor = Duration::from_secs(floor_millis.div_ceil(1_000));
         let max_body_bytes = reader.number("QUEEN_MAX_BODY_MB", 1, 512) as usize * MIB;
@@ -238,6 +237,8 @@ impl Config {
             _ => LogFormat::Human,
         };
         let log_filter = reader.text("RUST_LOG");
+        // Not used, and to be text all the same.
+        let _ = reader.value("QUEEN_SYNC_SECRET");
 
         let timeouts = database.statement_timeout + database.lock_timeout + database.idle_timeout;
         if timeouts >= safe_floor {
@@ -288,6 +289,9 @@ impl Config {
 fn tls(reader: &mut Reader<'_>) -> Tls {
     let mode = reader.text("PG_SSLMODE");
     let authorities = reader.value("PG_SSLROOTCERT");
+    if authorities.is_none() && reader.is_set("PG_SSLROOTCERT") {
+        return Tls::Off;
+    }
     let read = match (mode.trim(), &authorities) {
         ("disable", None) => return Tls::Off,
         ("require", None) => Tls::unverified().map_err(|error| format!("PG_SSLMODE: {error}")),
@@ -390,6 +394,59 @@ mod tests {
         let config = read(&[("PORT", "  "), ("PG_HOST", "")]).expect("blank is unset");
         assert_eq!(config.port, 6632);
         assert!(!config.database_named);
+    }
+
+    #[test]
+    fn a_value_that_is_no_text_is_refused_by_name_whatever_the_variable() {
+        use std::os::unix::ffi::OsStringExt;
+
+        let folder = tempfile::tempdir().expect("a folder");
+        let sink = folder.path().join("sink");
+        std::fs::write(&sink, "").expect("a file");
+        std::fs::set_permissions(&sink, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .expect("permissions");
+        for row in VARIABLES {
+            for bytes in [&b"\xff\xfe"[..], b"hunter2\xff", b" \xff "] {
+                let bytes = OsString::from_vec(bytes.to_vec());
+                let errors = Config::from_lookup(|name| match name {
+                    _ if name == row.name => Some(bytes.clone()),
+                    "JWT_ENABLED" | "QUEEN_S3_EMBEDDED" => Some("true".into()),
+                    "JWT_SECRET" => Some("0123456789abcdef0123456789abcdef".into()),
+                    "QUEEN_S3_BUCKET" => Some("lake".into()),
+                    "QUEEN_S3_BIN" => Some(sink.clone().into()),
+                    _ => None,
+                })
+                .expect_err(row.name);
+                let [said] = &errors.0[..] else {
+                    panic!("{}: {errors}", row.name);
+                };
+                let begin = format!("{}: the value is not UTF-8 ", row.name);
+                assert!(
+                    said.starts_with(&begin) && said.ends_with(row.accepts),
+                    "{said}"
+                );
+                assert!(!said.contains("hunter2") && !said.contains('\u{fffd}'));
+            }
+        }
+    }
+
+    #[test]
+    fn what_tokens_are_checked_with_must_parse_before_they_are_asked_for() {
+        for (name, value) in [
+            ("JWT_ALGORITHM", "foo"),
+            ("JWT_CLOCK_SKEW_SECONDS", "x"),
+            ("JWT_PUBLIC_KEY", "no key"),
+        ] {
+            let errors = read(&[(name, value)]).expect_err(name);
+            assert!(
+                matches!(&errors.0[..], [one] if one.starts_with(name)),
+                "{errors}"
+            );
+        }
+        for algorithm in ["HS256", "RS256", "ES256"] {
+            let config = read(&[("JWT_ALGORITHM", algorithm)]).expect("no key is needed");
+            assert!(config.authority.is_none());
+        }
     }
 
     #[test]

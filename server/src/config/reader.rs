@@ -1,10 +1,12 @@
 //! Variables as text, number, flag: what does not parse is gathered.
 
+use std::ffi::OsString;
+
 use super::variables::{VARIABLES, Variable};
 
 /// Reads variables by their row in the table, and gathers what is wrong.
 pub(crate) struct Reader<'a> {
-    pub(crate) lookup: &'a dyn Fn(&str) -> Option<String>,
+    pub(crate) lookup: &'a dyn Fn(&str) -> Option<OsString>,
     pub(crate) problems: Vec<String>,
 }
 
@@ -16,12 +18,33 @@ impl Reader<'_> {
             .unwrap_or_else(|| unreachable!("{name} is not in the table of variables"))
     }
 
-    pub(crate) fn value(&self, name: &str) -> Option<String> {
-        let row = Self::row(name);
-        (self.lookup)(row.name).filter(|value| !value.trim().is_empty())
+    /// Whether the variable is set, to whatever it is: what is no text is no missing variable.
+    pub(crate) fn is_set(&self, name: &str) -> bool {
+        (self.lookup)(Self::row(name).name)
+            .is_some_and(|value| value.to_str().is_none_or(|text| !text.trim().is_empty()))
     }
 
-    pub(crate) fn text(&self, name: &str) -> String {
+    /// The variable as it is set; `None` when unset, blank or no UTF-8, which is refused. Bytes that are
+    /// replaced would be a value that others know, as a key above all.
+    pub(crate) fn value(&mut self, name: &str) -> Option<String> {
+        let row = Self::row(name);
+        match (self.lookup)(row.name)?.into_string() {
+            Ok(text) => Some(text).filter(|text| !text.trim().is_empty()),
+            Err(_) => {
+                let problem = format!(
+                    "{name}: the value is not UTF-8 (not shown); accepted: {}",
+                    row.accepts
+                );
+                // Some are read twice.
+                if !self.problems.contains(&problem) {
+                    self.problems.push(problem);
+                }
+                None
+            }
+        }
+    }
+
+    pub(crate) fn text(&mut self, name: &str) -> String {
         self.value(name)
             .unwrap_or_else(|| Self::row(name).default.into())
     }

@@ -204,7 +204,7 @@ pub const VARIABLES: &[Variable] = &[
         "JWT_ENABLED",
         "false",
         "true or false",
-        "Whether requests need a bearer token. The variables below it are read only then.",
+        "Whether requests need a bearer token. The variables below it are needed only then, and have to parse always.",
     ),
     variable(
         "JWT_ALGORITHM",

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{Access, access};
+use url::Url;
 
 use crate::config::Reader;
 use crate::limits::SINK_GRACE_MIN;
@@ -33,7 +34,7 @@ impl EmbeddedConfig {
             return None;
         }
         let grace = reader.number("QUEEN_S3_SHUTDOWN_GRACE_MS", 0, GRACE_MAX_MS);
-        if reader.value("QUEEN_S3_BUCKET").is_none() {
+        if !reader.is_set("QUEEN_S3_BUCKET") {
             reader.problems.push(
                 "QUEEN_S3_BUCKET: unset, and the embedded sink cannot run without one; set \
                  QUEEN_S3_ENDPOINT, QUEEN_S3_REGION, QUEEN_S3_BUCKET and QUEEN_S3_QUEUES, \
@@ -41,20 +42,49 @@ impl EmbeddedConfig {
                     .into(),
             );
         }
-        let program = match program(reader.value("QUEEN_S3_BIN")) {
-            Ok(program) => program,
-            Err(problem) => {
+        let _ = reader.value("QUEEN_S3_BUCKET");
+        let named = reader.value("QUEEN_S3_BIN");
+        // What is no text has been refused already, and does not stand for the default.
+        let program = if named.is_none() && reader.is_set("QUEEN_S3_BIN") {
+            PathBuf::new()
+        } else {
+            program(named).unwrap_or_else(|problem| {
                 reader.problems.push(format!("QUEEN_S3_BIN: {problem}"));
                 PathBuf::new()
-            }
+            })
         };
         Some(Self {
             program,
             grace: Duration::from_millis(grace).max(SINK_GRACE_MIN),
-            queen_url: reader.value("QUEEN_URL").map(|url| url.trim().to_owned()),
+            queen_url: queen_url(reader),
             has_token: reader.value("QUEEN_TOKEN").is_some(),
         })
     }
+}
+
+/// `QUEEN_URL` as the sink will read it: what it would refuse is refused here, where it is no crash loop.
+fn queen_url(reader: &mut Reader<'_>) -> Option<String> {
+    let value = reader.value("QUEEN_URL")?;
+    let text = value.trim();
+    let taken = text.bytes().all(|byte| byte.is_ascii_graphic())
+        && Url::parse(text).is_ok_and(|url| {
+            // The parser mends `http:host`.
+            let whole = text.contains("://") && matches!(url.scheme(), "http" | "https");
+            let plain = url.username().is_empty() && url.password().is_none();
+            whole && plain && url.query().is_none() && url.fragment().is_none()
+        });
+    if !taken {
+        let shown = if text.contains(['@', '?', '#']) {
+            "the value (it may hold a secret, not shown)".to_owned()
+        } else {
+            format!("{text:?}")
+        };
+        reader.problems.push(format!(
+            "QUEEN_URL: {shown} is refused; accepted: an http or https URL without user, password, query and \
+             fragment"
+        ));
+    }
+    Some(text.to_owned())
 }
 
 /// The binary named, or the one beside this executable: absolute, a file, executable.
@@ -136,6 +166,47 @@ mod tests {
         assert_eq!(with("0").expect("floored").grace.as_millis(), 100);
         assert_eq!(with("").expect("blank").queen_url, None);
         assert!(with("soon").expect_err("refused").contains("GRACE_MS"));
+    }
+
+    #[test]
+    fn a_url_that_the_sink_would_refuse_is_refused_at_boot() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = executable(&folder, 0o755);
+        let with = |url: &str, embedded: &str| {
+            read(&[
+                ("QUEEN_S3_EMBEDDED", embedded),
+                ("QUEEN_S3_BIN", &program),
+                ("QUEEN_S3_BUCKET", "lake"),
+                ("QUEEN_URL", url),
+            ])
+            .map(|config| config.embedded.and_then(|sink| sink.queen_url))
+        };
+        for url in [
+            "http://queen-proxy:6711",
+            "HTTPS://queen.example/base/",
+            " http://[::1]:6632 ",
+        ] {
+            assert_eq!(with(url, "true").expect(url).as_deref(), Some(url.trim()));
+        }
+        for url in [
+            "nonsense",
+            "localhost:6632",
+            "ftp://queen:6632",
+            "http:queen:6632",
+            "http://",
+            "http://queen:66320",
+            "http://[::1",
+            "http://two words",
+            "http://queen/?hunter2",
+            "http://queen/#hunter2",
+            "http://queen:hunter2@host",
+            "http://hunter2@host",
+        ] {
+            let error = with(url, "true").expect_err(url);
+            assert!(error.starts_with("QUEEN_URL: "), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
+            assert_eq!(with(url, "false"), Ok(None));
+        }
     }
 
     #[test]

@@ -51,6 +51,7 @@ const ABSENT: &[(&str, &str)] = &[
     ("/api/v1/status", "statistics"),
     ("/api/v1/status/{*rest}", "statistics"),
     ("/api/v1/stats/{*rest}", "statistics"),
+    ("/api/v1/analytics/{*rest}", "analytics"),
     ("/api/v1/consumer-groups", "the listing of consumer groups"),
     ("/api/v1/traces", "traces"),
     ("/api/v1/traces/{*rest}", "traces"),

@@ -184,9 +184,11 @@ pub async fn fetch(
         )
     });
     let mut empty: Option<Look> = None;
+    let mut tried = Tried::default();
+    let mut unreadable = false;
     loop {
         let over = || Instant::now() >= deadline || broker.stopping.is_cancelled();
-        let look = match empty.take() {
+        let mut look = match empty.take() {
             // A write would have woken it: what was seen last still holds.
             Some(look) if over() => look,
             _ => read_again(|| look(broker, tenant, &request)).await?,
@@ -194,7 +196,7 @@ pub async fn fetch(
         let Some(registration) = &registration else {
             return finish(look, request.form, tenant, &broker.vault).await;
         };
-        let ends = over() || look.failed || look.full;
+        let ends = over() || look.failed || look.full || unreadable;
         if ends || look.payload_bytes >= request.min_bytes {
             let rendered = finish(look, request.form, tenant, &broker.vault).await?;
             // The first segment may begin below the offset asked for, so only what is rendered
@@ -202,15 +204,42 @@ pub async fn fetch(
             if ends || rendered.failed || rendered.payload_bytes >= request.min_bytes {
                 return Ok(rendered);
             }
-        } else {
+        } else if look.stored_bytes == 0 {
             // While it is parked it holds nothing that was read.
-            empty = (look.stored_bytes == 0).then_some(look);
+            empty = Some(look);
+        } else {
+            tried.leave_new(&mut look);
+            unreadable = finish(look, request.form, tenant, &broker.vault)
+                .await?
+                .failed;
+            if unreadable {
+                // Read again: what was left of it is no answer.
+                continue;
+            }
         }
         let recheck = deadline.min(Instant::now() + FETCH_RECHECK);
         tokio::select! {
             () = registration.woken() => {}
             () = broker.stopping.cancelled() => {}
             () = tokio::time::sleep_until(recheck) => {}
+        }
+    }
+}
+
+/// What was opened while the call waits for more, so that it is opened once: by entry, the life and the
+/// offset after the last segment.
+#[derive(Default)]
+struct Tried(Vec<(Option<Uuid>, i64)>);
+
+impl Tried {
+    /// Leaves those segments in `look` that were not opened before.
+    fn leave_new(&mut self, look: &mut Look) {
+        self.0.resize(look.entries.len(), (None, 0));
+        for (tried, entry) in self.0.iter_mut().zip(&mut look.entries) {
+            let before = if tried.0 == entry.life { tried.1 } else { 0 };
+            let end = entry.segments.last().map_or(before, StoredSegment::end);
+            *tried = (entry.life, end.max(before));
+            entry.segments.retain(|segment| segment.end() > before);
         }
     }
 }
@@ -296,7 +325,7 @@ async fn read(client: &Session, tenant: Uuid, request: &FetchRequest) -> Result<
         entry
             .segments
             .last()
-            .is_some_and(|last| last.base_offset + (last.records as i64) < entry.watermark)
+            .is_some_and(|last| last.end() < entry.watermark)
     });
     Ok(look)
 }

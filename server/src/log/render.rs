@@ -25,6 +25,13 @@ pub struct StoredSegment<B> {
     pub block: B,
 }
 
+impl<B> StoredSegment<B> {
+    /// The offset after its last record.
+    pub fn end(&self) -> i64 {
+        self.base_offset + self.records as i64
+    }
+}
+
 /// What one entry is answered with.
 #[derive(Debug)]
 pub struct EntryAnswer<B> {

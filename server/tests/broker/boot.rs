@@ -1,5 +1,7 @@
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -185,6 +187,42 @@ fn a_wrong_configuration_exits_2_and_names_every_variable() {
         text.contains("PORT") && text.contains("QUEEN_TENANCY_HEADER"),
         "{text}"
     );
+}
+
+/// As a secret is that somebody took raw from a generator of random bytes.
+#[test]
+fn a_value_that_is_no_text_exits_2_and_names_the_variable() {
+    for name in [
+        "JWT_SECRET",
+        "QUEEN_ENCRYPTION_KEY",
+        "PG_PASSWORD",
+        "JWT_AUDIENCE",
+        "PORT",
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_queen"))
+            .env_clear()
+            .env("JWT_ENABLED", "true")
+            .env("JWT_SECRET", "0123456789abcdef0123456789abcdef")
+            .env(name, OsStr::from_bytes(b"hunter2\xff\xfe"))
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{name}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.starts_with(&format!("{name}: ")), "{text}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+}
+
+#[test]
+fn an_argument_that_is_no_text_exits_2_and_shows_the_usage() {
+    let output = Command::new(env!("CARGO_BIN_EXE_queen"))
+        .env_clear()
+        .arg(OsStr::from_bytes(b"\xff"))
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("usage: queen"), "{text}");
 }
 
 #[test]

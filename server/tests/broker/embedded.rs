@@ -334,6 +334,7 @@ async fn the_sink_is_given_the_environment_without_the_brokers_secrets() {
         ("QUEEN_TOKEN", "its-own-token"),
         ("QUEEN_S3_SECRET_KEY", "its-own-key"),
         ("JWT_SECRET", secret),
+        ("QUEEN_ENCRYPTION_KEY", secret),
         ("QUEEN_SYNC_SECRET", "hush"),
         ("QUEEN_URL", " "),
     ];

@@ -423,6 +423,37 @@ async fn a_damaged_segment_is_reported_where_it_lies_and_never_skipped() {
 }
 
 #[tokio::test]
+async fn a_damaged_segment_ends_the_long_poll_of_who_waits_for_more_bytes() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["1"]).await;
+    let body = r#"{"entries":[{"queue":"q","partition":"p","offset":0}],"maxWaitMs":30000,"minBytes":1000}"#;
+    let damage = async {
+        fixture.until_parked(1).await;
+        let session = fixture.session().await;
+        session
+            .batch_execute(
+                "CREATE FUNCTION damage() RETURNS trigger LANGUAGE plpgsql AS $$
+                 BEGIN
+                     NEW.block := set_byte(NEW.block, 12, get_byte(NEW.block, 12) # 255);
+                     RETURN NEW;
+                 END $$;
+                 CREATE TRIGGER damage BEFORE INSERT ON queen.segments
+                 FOR EACH ROW EXECUTE FUNCTION damage()",
+            )
+            .await
+            .unwrap();
+        fixture.push("q", "p", &["2"]).await;
+    };
+    let meeting = async { tokio::join!(fixture.fetch(body), damage).0 };
+    let met = timeout(SOON, meeting).await.unwrap();
+    let found = timeout(SOON, fixture.fetch(body)).await.unwrap();
+    for answer in [met, found] {
+        assert_eq!(answer.entries[0].records.len(), 1);
+        assert_eq!(answer.entries[0].error.as_deref(), Some("UNREADABLE"));
+    }
+}
+
+#[tokio::test]
 async fn another_tenants_queue_looks_exactly_like_none() {
     let fixture = Fixture::with(&[("QUEEN_TENANCY_HEADER", "true")], &[]).await;
     let push = r#"{"items":[{"queue":"secret","payload":1}]}"#;

@@ -40,9 +40,14 @@ async fn count(fixture: &Fixture, table: &str) -> i64 {
 }
 
 async fn commit(fixture: &Fixture, value: Value) {
+    commit_as(fixture, "00000000-0000-0000-0000-000000000001", value).await;
+}
+
+async fn commit_as(fixture: &Fixture, tenant: &str, value: Value) {
     let body = json!({"operations": [{"op": "put", "ns": "queen-s3",
         "key": "s3:lake:q:committed", "value": value, "forever": true}]});
-    let answer = fixture.post("/api/v1/kv", body.to_string()).await;
+    let body = body.to_string();
+    let answer = fixture.post_as(tenant, "/api/v1/kv", &body).await;
     assert_eq!(answer.status, 200, "{}", answer.text);
 }
 
@@ -109,6 +114,21 @@ async fn a_hold_keeps_what_the_sink_has_not_committed() {
     commit(&fixture, json!({"k": 2, "tEnd": end})).await;
     pass(fixture.broker.broker(), false).await.unwrap();
     assert_eq!(log_start(&fixture).await, 3);
+}
+
+#[tokio::test]
+async fn a_pointer_of_another_tenant_frees_and_holds_nothing() {
+    let fixture = Fixture::with(&[QUIET, ("QUEEN_TENANCY_HEADER", "true")], &[]).await;
+    aged(&fixture, held(604_800), &[3, 2, 1]).await;
+    let other = "11111111-1111-1111-1111-111111111111";
+    let end = minutes_ago(&fixture, 0).await;
+    commit_as(&fixture, other, json!({"k": 9, "tEnd": end})).await;
+    pass(fixture.broker.broker(), false).await.unwrap();
+    assert_eq!(log_start(&fixture).await, 0, "its own sink has none");
+    let end = minutes_ago(&fixture, 90).await;
+    commit(&fixture, json!({"k": 1, "tEnd": end})).await;
+    pass(fixture.broker.broker(), false).await.unwrap();
+    assert_eq!(log_start(&fixture).await, 2);
 }
 
 #[tokio::test]

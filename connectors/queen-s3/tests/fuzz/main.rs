@@ -110,10 +110,9 @@ fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
 }
 
 fn number(variable: &str) -> Option<u64> {
-    let value = std::env::var(variable)
-        .ok()
-        .filter(|value| !value.is_empty())?;
-    Some(value.parse().expect("a whole number"))
+    let value = std::env::var_os(variable).filter(|value| !value.is_empty())?;
+    let number = value.to_str().and_then(|text| text.parse().ok());
+    Some(number.unwrap_or_else(|| panic!("{variable}={value:?} is no whole number")))
 }
 
 /// What a property is broken by.

@@ -8,6 +8,7 @@
 mod progress;
 mod report;
 
+use std::ffi::OsString;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
@@ -182,13 +183,13 @@ fn free_address() -> std::io::Result<SocketAddr> {
 
 /// The number after `--events`, else the demo's own.
 fn count_of_events() -> Result<usize> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     match arguments.as_slice() {
         [] => Ok(events::EVENTS),
         [option, count] if option == "--events" => {
             let count = count
-                .parse()
-                .ok()
+                .to_str()
+                .and_then(|count| count.parse().ok())
                 .filter(|count| (1..=events::EVENTS).contains(count));
             count.with_context(|| format!("--events takes 1 to {}", events::EVENTS))
         }
