@@ -17,6 +17,7 @@ use crate::consume::discovery::Positions;
 use crate::consume::ids::SegmentIds;
 use crate::database::{BootError, Database};
 use crate::embedded::{EmbeddedSink, SinkState};
+use crate::error::ApiError;
 use crate::http::{self, Door, serve};
 use crate::kv;
 use crate::limits::{SPARE_DESCRIPTORS, STOP_GRACE};
@@ -27,6 +28,7 @@ use crate::log::seal::Vault;
 use crate::log::waiters::Waiters;
 use crate::metrics::Metrics;
 use crate::retention;
+use crate::session::Session;
 
 /// What all requests share.
 pub struct Broker {
@@ -60,6 +62,18 @@ pub struct Broker {
     pub stopping: CancellationToken,
     /// When it started.
     pub started: Instant,
+}
+
+impl Broker {
+    /// A session for what nobody waits for, when requests leave one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Database::client`].
+    pub async fn background(&self) -> Result<Session, ApiError> {
+        let slot = self.lanes.background().await;
+        self.database.client(slot).await
+    }
 }
 
 /// The broker does not start.
@@ -278,7 +292,7 @@ async fn cursor_key(database: &Database, config: &Config) -> Result<CursorKey, B
         reason,
     };
     let client = database
-        .client()
+        .observer()
         .await
         .map_err(|error| failed(error.to_string()))?;
     let read = async {

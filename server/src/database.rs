@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Connection, Socket};
 
+use crate::admission::Slot;
 use crate::config::DatabaseConfig;
 use crate::error::{ApiError, describe};
 use crate::limits::{
@@ -126,13 +127,14 @@ impl Database {
         })
     }
 
-    /// A session from the pool.
+    /// A session from the pool, for who has a slot: that is kept for as long as the database may work on
+    /// what the session is asked.
     ///
     /// # Errors
     ///
     /// `503` when none is free in time or the server is away.
-    pub async fn client(&self) -> Result<Session, ApiError> {
-        self.session(&self.pool).await
+    pub async fn client(&self, slot: Slot) -> Result<Session, ApiError> {
+        Ok(self.session(&self.pool).await?.keeping(slot))
     }
 
     /// A session that no lane can take.

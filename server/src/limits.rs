@@ -117,6 +117,8 @@ pub const PUSH_LANE_SHARE: usize = 5;
 pub const POP_LANE_SHARE: usize = 5;
 /// Parts of the control lane.
 pub const CONTROL_LANE_SHARE: usize = 3;
+/// One of so many slots of a lane stays with those who only read, or whom somebody waits for; at least one.
+pub const LEFT_TO_OTHERS: usize = 4;
 /// Parts that no lane can take: for discovery, health and status.
 pub const OBSERVING_SHARE: usize = 3;
 

@@ -1,8 +1,9 @@
 //! Admission: how many requests work at once, how many wait, and what is turned away.
 //!
 //! Three lanes share the database sessions: pushes cannot starve readers, nor either of them the
-//! sink's commits. `partitions/changed` and the observing routes go through none, and have sessions of
-//! their own.
+//! sink's commits. Consumers and the background have part of a lane only: while a standby is missing, a
+//! commit keeps its slot until the database has answered, and what is left goes on. `partitions/changed` and
+//! the observing routes go through none, and have sessions of their own.
 
 mod memory;
 
@@ -22,7 +23,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant as Deadline, timeout_at};
 
 use crate::config::LaneConfig;
-use crate::limits::{CONTROL_LANE_SHARE, LANE_SHARES, POP_LANE_SHARE, PUSH_LANE_SHARE};
+use crate::limits::{
+    CONTROL_LANE_SHARE, LANE_SHARES, LEFT_TO_OTHERS, POP_LANE_SHARE, PUSH_LANE_SHARE,
+};
 
 pub use memory::{Held, Memory};
 
@@ -31,8 +34,10 @@ pub use memory::{Held, Memory};
 pub enum Lane {
     /// Writing records.
     Push,
-    /// Reading records, and settling what was taken.
+    /// Reading.
     Pop,
+    /// Taking records and settling them, which commits: slots of the pop lane, and never all where it has several.
+    Consume,
     /// Everything else that works on the database.
     Control,
 }
@@ -56,19 +61,21 @@ pub fn admission(method: &Method, route: &str) -> Admission {
         "/api/v1/push" => Admission::Handler(Lane::Push),
         "/api/v1/transaction" => Admission::Slot(Lane::Push),
         "/api/v1/fetch" => Admission::Handler(Lane::Pop),
-        pop if pop.starts_with("/api/v1/pop") => Admission::Handler(Lane::Pop),
+        "/api/v1/resources/queues" => Admission::Slot(Lane::Pop),
+        pop if pop.starts_with("/api/v1/pop") => Admission::Handler(Lane::Consume),
         "/api/v1/ack" | "/api/v1/ack/batch" | "/api/v1/lease/{lease}/extend" => {
-            Admission::Slot(Lane::Pop)
+            Admission::Slot(Lane::Consume)
         }
         _ if *method == Method::OPTIONS => Admission::Free,
         _ => Admission::Slot(Lane::Control),
     }
 }
 
-/// A slot of a lane; dropping it, and what shares it, hands it to who has waited longest.
-#[derive(Debug, Clone)]
+/// A slot of a lane; dropping it, and what shares it, hands it to who has waited longest. The default is of no
+/// lane.
+#[derive(Debug, Clone, Default)]
 pub struct Slot {
-    _permit: Arc<OwnedSemaphorePermit>,
+    _permits: Arc<Vec<OwnedSemaphorePermit>>,
 }
 
 /// Why a request was turned away.
@@ -103,24 +110,38 @@ impl Overload {
 }
 
 impl Lane {
-    const ALL: [Self; 3] = [Self::Push, Self::Pop, Self::Control];
+    const ALL: [Self; 4] = [Self::Push, Self::Pop, Self::Consume, Self::Control];
 
     /// Its name in errors and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Push => "push",
             Self::Pop => "pop",
+            Self::Consume => "consume",
             Self::Control => "control",
         }
     }
 
-    fn share(self) -> usize {
-        match self {
+    /// The lane whose slots it has part of.
+    fn within(self) -> Option<Self> {
+        (self == Self::Consume).then_some(Self::Pop)
+    }
+
+    /// Its slots, where there are so many sessions.
+    fn size(self, sessions: usize) -> usize {
+        let share = match self {
             Self::Push => PUSH_LANE_SHARE,
             Self::Pop => POP_LANE_SHARE,
+            Self::Consume => return part(Self::Pop.size(sessions)),
             Self::Control => CONTROL_LANE_SHARE,
-        }
+        };
+        (sessions * share / LANE_SHARES).max(1)
     }
+}
+
+/// So many of a lane's slots may be taken by who commits, or does what nobody waits for.
+fn part(slots: usize) -> usize {
+    (slots - (slots / LEFT_TO_OTHERS).max(1)).max(1)
 }
 
 /// Labels of a lane.
@@ -145,7 +166,8 @@ struct LaneState {
 
 /// The lanes of a broker, and the memory that what they admit may hold.
 pub struct Lanes {
-    states: [LaneState; 3],
+    states: [LaneState; 4],
+    background: Arc<Semaphore>,
     queue: usize,
     wait: Duration,
     /// Bytes of bodies and answers in flight.
@@ -165,7 +187,7 @@ impl Lanes {
     /// Lanes that share `sessions` database sessions; a part of them stays outside of all lanes.
     pub fn new(config: &LaneConfig, sessions: usize) -> Self {
         let state = |lane: Lane| {
-            let size = (sessions * lane.share() / LANE_SHARES).max(1);
+            let size = lane.size(sessions);
             LaneState {
                 slots: Arc::new(Semaphore::new(size)),
                 size,
@@ -174,6 +196,7 @@ impl Lanes {
         };
         Self {
             states: Lane::ALL.map(state),
+            background: Arc::new(Semaphore::new(part(Lane::Control.size(sessions)))),
             queue: config.queue,
             wait: config.wait,
             memory: Memory::new(config.memory_bytes),
@@ -224,18 +247,42 @@ impl Lanes {
 
     async fn take_by(&self, lane: Lane, deadline: Deadline) -> Result<Slot, Overload> {
         self.memory.check()?;
+        let mut permits = Vec::with_capacity(2);
+        for lane in std::iter::successors(Some(lane), |lane| lane.within()) {
+            permits.push(self.permit(lane, deadline).await?);
+        }
+        Ok(Slot {
+            _permits: Arc::new(permits),
+        })
+    }
+
+    async fn permit(
+        &self,
+        lane: Lane,
+        deadline: Deadline,
+    ) -> Result<OwnedSemaphorePermit, Overload> {
         let state = self.state(lane);
-        let slot = |permit| Slot {
-            _permit: Arc::new(permit),
-        };
         if let Ok(permit) = Arc::clone(&state.slots).try_acquire_owned() {
-            return Ok(slot(permit));
+            return Ok(permit);
         }
         let _place = Place::take(&state.waiting, self.queue).ok_or(Overload::Full(lane))?;
         match timeout_at(deadline, Arc::clone(&state.slots).acquire_owned()).await {
-            Ok(Ok(permit)) => Ok(slot(permit)),
+            Ok(Ok(permit)) => Ok(permit),
             // Nobody closes a lane; a closed one has no slots.
             Ok(Err(_)) | Err(_) => Err(Overload::Slow(lane)),
+        }
+    }
+
+    /// A slot of the control lane for what nobody waits for, however long it takes. It never has all of
+    /// them where there are several.
+    pub async fn background(&self) -> Slot {
+        let mut permits = Vec::with_capacity(2);
+        for slots in [&self.background, &self.state(Lane::Control).slots] {
+            // Nobody closes a lane.
+            permits.extend(Arc::clone(slots).acquire_owned().await);
+        }
+        Slot {
+            _permits: Arc::new(permits),
         }
     }
 
@@ -245,13 +292,16 @@ impl Lanes {
     ///
     /// [`Overload`], when it would.
     pub fn check(&self, lane: Lane) -> Result<(), Overload> {
-        let state = self.state(lane);
-        let full = state.slots.available_permits() == 0
-            && state.waiting.load(Ordering::Relaxed) >= self.queue;
-        let outcome = self.memory.check().and(if full {
-            Err(Overload::Full(lane))
-        } else {
-            Ok(())
+        let full = |lane: &Lane| {
+            let state = self.state(*lane);
+            state.slots.available_permits() == 0
+                && state.waiting.load(Ordering::Relaxed) >= self.queue
+        };
+        let mut lanes = std::iter::successors(Some(lane), |lane| lane.within());
+        let outcome = self.memory.check();
+        let outcome = outcome.and_then(|()| match lanes.find(full) {
+            Some(lane) => Err(Overload::Full(lane)),
+            None => Ok(()),
         });
         if let Err(overload) = outcome {
             self.refuse(lane, overload);
@@ -322,8 +372,12 @@ pub struct Turn<'a> {
 
 impl Turn<'_> {
     /// The slot, to share with work that may outlast this turn.
-    pub fn slot(&self) -> Option<Slot> {
-        self.slot.clone()
+    ///
+    /// # Errors
+    ///
+    /// [`Overload`], for who stepped aside and was refused another one.
+    pub fn slot(&self) -> Result<Slot, Overload> {
+        self.slot.clone().ok_or(Overload::Slow(self.lane))
     }
 
     /// Begins to count the wait, unless it has begun; gives back when it ends.
@@ -418,26 +472,24 @@ mod tests {
     use crate::database::observing;
 
     fn lanes(queue: usize) -> Lanes {
+        lanes_of(queue, 4)
+    }
+
+    fn lanes_of(queue: usize, sessions: usize) -> Lanes {
         let config = LaneConfig {
             queue,
             wait: Duration::from_secs(5),
             memory_bytes: 1_000,
         };
-        Lanes::new(&config, 4)
+        Lanes::new(&config, sessions)
     }
 
     #[test]
     fn the_lanes_leave_sessions_to_what_goes_through_none() {
         for sessions in [8, 16, 100] {
-            let lanes = Lanes::new(
-                &LaneConfig {
-                    queue: 0,
-                    wait: Duration::ZERO,
-                    memory_bytes: 0,
-                },
-                sessions,
-            );
-            let taken: usize = lanes.states.iter().map(|state| state.size).sum();
+            let lanes = lanes_of(0, sessions);
+            let outer = Lane::ALL.into_iter().filter(|lane| lane.within().is_none());
+            let taken: usize = outer.map(|lane| lanes.state(lane).size).sum();
             let left = sessions - observing(sessions);
             assert!(taken <= left, "{taken} of {left}");
         }
@@ -457,6 +509,30 @@ mod tests {
         assert!(lanes.enter(Lane::Pop).await.is_ok());
         drop(first);
         assert!(second.await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn consumers_leave_a_slot_to_who_reads_and_the_background_one_to_who_waits() {
+        let lanes = lanes_of(0, 16);
+        let mut taken = Vec::new();
+        while let Ok(slot) = lanes.enter(Lane::Consume).await {
+            taken.push(slot);
+        }
+        assert_eq!(taken.len(), 4);
+        let full = Overload::Full(Lane::Consume);
+        assert_eq!(lanes.check(Lane::Consume), Err(full));
+        let reader = lanes.enter(Lane::Pop).await.expect("a slot");
+        assert_eq!(lanes.check(Lane::Pop), Err(Overload::Full(Lane::Pop)));
+        taken.clear();
+        drop(reader);
+        while let Some(slot) = lanes.background().now_or_never() {
+            taken.push(slot);
+        }
+        assert_eq!(taken.len(), 2);
+        assert!(lanes.enter(Lane::Control).await.is_ok());
+        let alone = lanes_of(0, 4);
+        assert!(alone.enter(Lane::Consume).await.is_ok());
+        assert!(alone.background().now_or_never().is_some());
     }
 
     #[tokio::test]
@@ -521,11 +597,12 @@ mod tests {
         for (route, expected) in [
             ("/api/v1/push", Admission::Handler(Lane::Push)),
             ("/api/v1/fetch", Admission::Handler(Lane::Pop)),
-            ("/api/v1/pop/{*rest}", Admission::Handler(Lane::Pop)),
+            ("/api/v1/pop/{*rest}", Admission::Handler(Lane::Consume)),
+            ("/api/v1/resources/queues", Admission::Slot(Lane::Pop)),
             ("/api/v1/partitions/changed", Admission::Free),
             ("/health", Admission::Free),
             ("/api/v1/kv", Admission::Slot(Lane::Control)),
-            ("/api/v1/ack", Admission::Slot(Lane::Pop)),
+            ("/api/v1/ack", Admission::Slot(Lane::Consume)),
             ("/something/new", Admission::Slot(Lane::Control)),
         ] {
             assert_eq!(admission(&Method::POST, route), expected, "{route}");

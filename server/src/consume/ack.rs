@@ -7,6 +7,7 @@ use serde::Serialize;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
+use crate::admission::Slot;
 use crate::broker::Broker;
 use crate::consume::ack_request::{Ack, AckRequest};
 use crate::consume::dead::{Dead, Death, Origin};
@@ -68,10 +69,15 @@ struct State {
 ///
 /// `503` or `500` from the database, or when a segment that has to be looked into cannot be read:
 /// nothing is settled then.
-pub async fn ack(broker: &Broker, tenant: Uuid, request: &AckRequest) -> Result<Acked, ApiError> {
+pub async fn ack(
+    broker: &Broker,
+    slot: &Slot,
+    tenant: Uuid,
+    request: &AckRequest,
+) -> Result<Acked, ApiError> {
     let mut attempt = 1;
     loop {
-        let client = broker.database.client().await?;
+        let client = broker.database.client(slot.clone()).await?;
         let outcome = attempt_ack(&client, broker, tenant, request).await;
         match outcome {
             // The cursor moved meanwhile: a lease ended, or another acknowledgment came.

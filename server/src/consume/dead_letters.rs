@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
+use crate::admission::Slot;
 use crate::broker::Broker;
 use crate::consume::ids::stored_hash;
 use crate::consume::segments::{Opener, block_of, partition_id};
@@ -92,7 +93,12 @@ struct DeadLetter {
 /// # Errors
 ///
 /// `503` when one of them cannot be read, `503` or `500` from the database.
-pub async fn list(broker: &Broker, tenant: Uuid, filter: &Filter) -> Result<Page, ApiError> {
+pub async fn list(
+    broker: &Broker,
+    slot: Slot,
+    tenant: Uuid,
+    filter: &Filter,
+) -> Result<Page, ApiError> {
     const TOTAL: &str = "
         SELECT count(*) FROM (
             SELECT 1 FROM queen.dead_letters d JOIN queen.queues q ON q.id = d.queue_id
@@ -120,7 +126,7 @@ pub async fn list(broker: &Broker, tenant: Uuid, filter: &Filter) -> Result<Page
         limit,
         offset,
     } = filter;
-    let client = broker.database.client().await?;
+    let client = broker.database.client(slot).await?;
     let statement = client.prepare_cached(TOTAL).await?;
     let total = client
         .query_one(&statement, &[&tenant, queue, group, &DEAD_LETTERS_COUNTED])
@@ -218,6 +224,7 @@ pub struct Deleted {
 /// `404` when there is none, `503` or `500` from the database.
 pub async fn delete(
     broker: &Broker,
+    slot: Slot,
     tenant: Uuid,
     partition: String,
     transaction_id: String,
@@ -230,7 +237,7 @@ pub async fn delete(
         let id = json::string(&transaction_id);
         let mut hashes = vec![stored_hash(&id, None)];
         hashes.extend(broker.vault.key().map(|key| stored_hash(&id, Some(key))));
-        let client = broker.database.client().await?;
+        let client = broker.database.client(slot).await?;
         let statement = client.prepare_cached(DELETE).await?;
         gone = client
             .execute(&statement, &[&tenant, &life, &hashes])

@@ -3,6 +3,7 @@
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
+use crate::admission::Slot;
 use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::limits::UNREADABLE_PAUSE;
@@ -60,11 +61,12 @@ impl Delivered {
     pub async fn settle(
         &self,
         broker: &Broker,
+        slot: &Slot,
         lease: Uuid,
         group: i64,
     ) -> Result<Settled, ApiError> {
         const SETTLE: &str = "SELECT queen.settle_delivered($1, $2, $3, $4, $5)";
-        let client = broker.database.client().await?;
+        let client = broker.database.client(slot.clone()).await?;
         let statement = client.prepare_cached(SETTLE).await?;
         let Self {
             partitions,

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use uuid::Uuid;
 
+use crate::admission::Slot;
 use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::limits::{DISCOVERIES_REMEMBERED, DISCOVERY_SWEEP_QUEUES, POP_QUEUES};
@@ -72,7 +73,7 @@ impl Sweep {
     /// # Errors
     ///
     /// `503` or `500` from the database.
-    pub async fn page(&mut self, broker: &Broker) -> Result<Vec<String>, ApiError> {
+    pub async fn page(&mut self, broker: &Broker, slot: &Slot) -> Result<Vec<String>, ApiError> {
         const PAGE: &str = "
             SELECT b.name FROM (
                 (SELECT q.name, 0 AS lap FROM queen.queues q
@@ -92,7 +93,7 @@ impl Sweep {
             Some(last) => last.clone(),
             None => broker.discoveries.get(&self.key),
         };
-        let client = broker.database.client().await?;
+        let client = broker.database.client(slot.clone()).await?;
         let statement = client.prepare_cached(PAGE).await?;
         // One more than a page tells whether there are others.
         let limit = POP_QUEUES + 1;

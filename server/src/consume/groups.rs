@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::admission::Slot;
 use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::http::json;
@@ -27,6 +28,7 @@ pub struct Deleted {
 /// `503` or `500` from the database: the group is whole then.
 pub async fn delete(
     broker: &Broker,
+    slot: Slot,
     tenant: Uuid,
     group: String,
     queue: Option<String>,
@@ -46,7 +48,7 @@ pub async fn delete(
                 SELECT 1 FROM gone g JOIN queen.cursors c ON c.group_id = g.id LIMIT $4
             ) l
         )";
-    let client = broker.database.client().await?;
+    let client = broker.database.client(slot).await?;
     let statement = client.prepare_cached(DELETE).await?;
     let row = client
         .query_one(&statement, &[&tenant, &group, &queue, &CURSORS_COUNTED])
@@ -113,6 +115,7 @@ pub struct Sought {
 /// `404` when the queue has no such group, `503` or `500` from the database.
 pub async fn seek(
     broker: &Broker,
+    slot: Slot,
     tenant: Uuid,
     group: String,
     queue: String,
@@ -125,7 +128,7 @@ pub async fn seek(
         WITH now AS MATERIALIZED (SELECT clock_timestamp() AS at),
         raised AS (UPDATE queen.floor f SET ts = n.at FROM now n WHERE f.ts < n.at)
         SELECT n.at FROM now n";
-    let client = broker.database.client().await?;
+    let client = broker.database.client(slot).await?;
     let at: Timestamp = match target {
         Target::At(instant) => instant,
         Target::End => {
@@ -191,6 +194,7 @@ pub struct Subscribed {
 /// `503` or `500` from the database.
 pub async fn subscribe_from(
     broker: &Broker,
+    slot: Slot,
     tenant: Uuid,
     group: String,
     text: String,
@@ -200,7 +204,7 @@ pub async fn subscribe_from(
         UPDATE queen.groups
         SET since = CASE WHEN since > clock_timestamp() THEN $3 ELSE least($3, clock_timestamp()) END
         WHERE tenant = $1 AND name = $2";
-    let client = broker.database.client().await?;
+    let client = broker.database.client(slot).await?;
     let statement = client.prepare_cached(CHANGE).await?;
     let rows_updated = client
         .execute(&statement, &[&tenant, &group, &since])

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::admission::Slot;
 use crate::broker::Broker;
 use crate::error::ApiError;
 use crate::http::json;
@@ -55,6 +56,7 @@ pub fn parse(body: &[u8]) -> Result<i32, ApiError> {
 /// `503` or `500` from the database.
 pub async fn extend(
     broker: &Broker,
+    slot: &Slot,
     tenant: Uuid,
     lease: String,
     seconds: i32,
@@ -74,7 +76,7 @@ pub async fn extend(
         RETURNING c.due";
     let mut ends = Vec::new();
     if let Ok(id) = Uuid::try_parse(&lease) {
-        let client = broker.database.client().await?;
+        let client = broker.database.client(slot.clone()).await?;
         let statement = client.prepare_cached(EXTEND).await?;
         let rows = client
             .query(&statement, &[&id, &tenant, &f64::from(seconds)])
@@ -97,7 +99,12 @@ pub async fn extend(
 /// # Errors
 ///
 /// `503` or `500` from the database: it ends by itself then.
-pub async fn release(broker: &Broker, tenant: Uuid, lease: Uuid) -> Result<(), ApiError> {
+pub async fn release(
+    broker: &Broker,
+    slot: &Slot,
+    tenant: Uuid,
+    lease: Uuid,
+) -> Result<(), ApiError> {
     const RELEASE: &str = "
         WITH held AS MATERIALIZED (
             SELECT c.partition_id, c.group_id FROM queen.cursors c WHERE c.lease_id = $1
@@ -110,7 +117,7 @@ pub async fn release(broker: &Broker, tenant: Uuid, lease: Uuid) -> Result<(), A
         SELECT DISTINCT q.name FROM released r
         JOIN queen.partitions p ON p.id = r.partition_id
         JOIN queen.queues q ON q.id = p.queue_id AND q.tenant = $2";
-    let client = broker.database.client().await?;
+    let client = broker.database.client(slot.clone()).await?;
     let statement = client.prepare_cached(RELEASE).await?;
     for row in client.query(&statement, &[&lease, &tenant]).await? {
         let queue: String = row.get(0);

@@ -63,10 +63,10 @@ pub async fn pop(
     let mut registrations = Vec::new();
     let (mut again, mut wake) = (false, None);
     loop {
-        let slot = broker.lanes.enter(Lane::Pop).await?;
+        let slot = broker.lanes.enter(Lane::Consume).await?;
         let (queues, partition) = match (&request.from, &mut sweep) {
             (From::Queue(queue, partition), _) => (vec![queue.clone()], partition.as_deref()),
-            (From::Discovery { .. }, Some(sweep)) => (sweep.page(broker).await?, None),
+            (From::Discovery { .. }, Some(sweep)) => (sweep.page(broker, &slot).await?, None),
             (From::Discovery { .. }, None) => (Vec::new(), None),
         };
         // Registered before the look: what is pushed after it then wakes this pop.
@@ -134,39 +134,43 @@ async fn guarded_look(
     slot: Slot,
     queues: Vec<String>,
 ) -> Result<Found, ApiError> {
+    // With the answer goes the slot: who is not there to take them leaves both.
     let (send, receive) = oneshot::channel();
     let (broker, request) = (Arc::clone(broker), Arc::clone(request));
     tokio::spawn(async move {
         let lease = Uuid::new_v4();
-        let found = look(&broker, tenant, &request, lease, queues).await;
-        drop(slot);
+        let found = look(&broker, &slot, tenant, &request, lease, queues).await;
         // Whatever was taken before the look failed is nobody's. Where the database failed, its client does
         // not wait until it has answered that, too.
         let failed = found.is_err();
         let later = found.as_ref().is_err_and(ApiError::is_of_database);
         if failed && !later {
-            give_back(&broker, tenant, lease).await;
+            give_back(&broker, &slot, tenant, lease).await;
         }
-        let unheard = send
-            .send(found)
-            .is_err_and(|found| found.is_ok_and(|found| found.popped.is_some()));
-        if later || unheard {
-            give_back(&broker, tenant, lease).await;
+        let kept = later.then(|| slot.clone());
+        let unheard = match send.send((found, slot)) {
+            Err((Ok(found), slot)) if found.popped.is_some() => Some(slot),
+            _ => None,
+        };
+        if let Some(slot) = kept.or(unheard) {
+            give_back(&broker, &slot, tenant, lease).await;
         }
     });
-    receive
-        .await
-        .map_err(|_| ApiError::Internal("a pop ended without an answer".into()))?
+    match receive.await {
+        Ok((found, _slot)) => found,
+        Err(_) => Err(ApiError::Internal("a pop ended without an answer".into())),
+    }
 }
 
-async fn give_back(broker: &Broker, tenant: Uuid, lease: Uuid) {
-    if let Err(error) = lease::release(broker, tenant, lease).await {
+async fn give_back(broker: &Broker, slot: &Slot, tenant: Uuid, lease: Uuid) {
+    if let Err(error) = lease::release(broker, slot, tenant, lease).await {
         tracing::warn!(%error, "a lease that nobody was told of ends by itself");
     }
 }
 
 async fn look(
     broker: &Broker,
+    slot: &Slot,
     tenant: Uuid,
     request: &PopRequest,
     lease: Uuid,
@@ -188,7 +192,7 @@ async fn look(
     let mut unreadable = None;
     for queue in queues {
         let taken = {
-            let client = broker.database.client().await?;
+            let client = broker.database.client(slot.clone()).await?;
             take(&client, tenant, request, (lease, lease_seconds), &queue).await?
         };
         all.again |= taken.again;
@@ -196,13 +200,13 @@ async fn look(
         if taken.rows.is_empty() {
             continue;
         }
-        match deliver(broker, tenant, request, lease, queue, taken).await {
+        match deliver(broker, slot, tenant, request, lease, queue, taken).await {
             Ok(Some(popped)) => {
                 all.popped = Some(popped);
                 return Ok(all);
             }
             Ok(None) => {
-                give_back(broker, tenant, lease).await;
+                give_back(broker, slot, tenant, lease).await;
                 all.again = true;
             }
             Err(error @ ApiError::Unreadable(_)) => unreadable = Some(error),
@@ -259,6 +263,7 @@ struct Cut {
 /// that and is no longer this pop's.
 async fn deliver(
     broker: &Broker,
+    slot: &Slot,
     tenant: Uuid,
     request: &PopRequest,
     lease: Uuid,
@@ -291,7 +296,7 @@ async fn deliver(
         for cut in &rendered.cuts {
             delivered.end_at(cut.partition_id, cut.upto);
         }
-        match delivered.settle(broker, lease, taken.group).await? {
+        match delivered.settle(broker, slot, lease, taken.group).await? {
             Settled::Lost => return Ok(None),
             Settled::More => {
                 broker.waiters.wake_consumers(tenant, &queue);
@@ -300,7 +305,7 @@ async fn deliver(
             Settled::All => {}
         }
     } else if !rendered.cuts.is_empty() {
-        let client = broker.database.client().await?;
+        let client = broker.database.client(slot.clone()).await?;
         let statement = client.prepare_cached(CUT).await?;
         let pause = UNREADABLE_PAUSE.as_millis() as i32;
         for cut in &rendered.cuts {

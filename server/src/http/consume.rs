@@ -1,6 +1,6 @@
 //! Handlers of the routes that consumers call.
 
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{Extension, Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use uuid::Uuid;
@@ -9,6 +9,7 @@ use super::body::Body;
 use super::handlers::parsed;
 use super::tenant::Tenant;
 use super::{Shared, answer, rendered};
+use crate::admission::Slot;
 use crate::consume::{ack, ack_request, dead_letters, groups, lease, pop as consume, request};
 use crate::error::ApiError;
 use crate::name::check_name;
@@ -61,12 +62,13 @@ pub async fn pop_partition(
 async fn acked(
     broker: Shared,
     tenant: Uuid,
+    slot: Slot,
     request: ack_request::AckRequest,
 ) -> Result<Response, ApiError> {
     let State(broker) = broker;
     // A client that goes away must not keep the released from being told to those who wait.
     let task = tokio::spawn(async move {
-        let acked = ack::ack(&broker, tenant, &request).await?;
+        let acked = ack::ack(&broker, &slot, tenant, &request).await?;
         for queue in &acked.released {
             broker.waiters.wake_consumers(tenant, queue);
             broker.outbox.note_released(tenant, queue);
@@ -82,32 +84,35 @@ async fn acked(
 pub async fn ack(
     broker: Shared,
     Tenant(tenant): Tenant,
+    Extension(slot): Extension<Slot>,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
-    acked(broker, tenant, ack_request::parse_one(&body)?).await
+    acked(broker, tenant, slot, ack_request::parse_one(&body)?).await
 }
 
 /// Settles many.
 pub async fn ack_batch(
     broker: Shared,
     Tenant(tenant): Tenant,
+    Extension(slot): Extension<Slot>,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
     let request = parsed(body, |body| ack_request::parse_batch(body)).await?;
-    acked(broker, tenant, request).await
+    acked(broker, tenant, slot, request).await
 }
 
 /// Lets a lease hold on.
 pub async fn extend(
     State(broker): Shared,
     Tenant(tenant): Tenant,
+    Extension(slot): Extension<Slot>,
     Path(lease): Path<String>,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
     let seconds = lease::parse(&body)?;
     answer(
         StatusCode::OK,
-        &lease::extend(&broker, tenant, lease, seconds).await?,
+        &lease::extend(&broker, &slot, tenant, lease, seconds).await?,
     )
 }
 
@@ -115,12 +120,13 @@ pub async fn extend(
 pub async fn dead_letters(
     State(broker): Shared,
     Tenant(tenant): Tenant,
+    Extension(slot): Extension<Slot>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, ApiError> {
     let filter = dead_letters::parse(query.as_deref().unwrap_or_default())?;
     answer(
         StatusCode::OK,
-        &dead_letters::list(&broker, tenant, &filter).await?,
+        &dead_letters::list(&broker, slot, tenant, &filter).await?,
     )
 }
 
@@ -128,11 +134,12 @@ pub async fn dead_letters(
 pub async fn delete_dead_letter(
     State(broker): Shared,
     Tenant(tenant): Tenant,
+    Extension(slot): Extension<Slot>,
     Path((partition, id)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
     answer(
         StatusCode::OK,
-        &dead_letters::delete(&broker, tenant, partition, id).await?,
+        &dead_letters::delete(&broker, slot, tenant, partition, id).await?,
     )
 }
 
@@ -140,12 +147,13 @@ pub async fn delete_dead_letter(
 pub async fn delete_group(
     State(broker): Shared,
     Tenant(tenant): Tenant,
+    Extension(slot): Extension<Slot>,
     Path(group): Path<String>,
 ) -> Result<Response, ApiError> {
     check_name(&group, "the group in the path")?;
     answer(
         StatusCode::OK,
-        &groups::delete(&broker, tenant, group, None).await?,
+        &groups::delete(&broker, slot, tenant, group, None).await?,
     )
 }
 
@@ -153,13 +161,14 @@ pub async fn delete_group(
 pub async fn delete_group_of_queue(
     State(broker): Shared,
     Tenant(tenant): Tenant,
+    Extension(slot): Extension<Slot>,
     Path((group, queue)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
     check_name(&group, "the group in the path")?;
     check_name(&queue, "the queue in the path")?;
     answer(
         StatusCode::OK,
-        &groups::delete(&broker, tenant, group, Some(queue)).await?,
+        &groups::delete(&broker, slot, tenant, group, Some(queue)).await?,
     )
 }
 
@@ -167,13 +176,14 @@ pub async fn delete_group_of_queue(
 pub async fn seek(
     State(broker): Shared,
     Tenant(tenant): Tenant,
+    Extension(slot): Extension<Slot>,
     Path((group, queue)): Path<(String, String)>,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
     check_name(&group, "the group in the path")?;
     check_name(&queue, "the queue in the path")?;
     let target = groups::parse_seek(&body)?;
-    let sought = groups::seek(&broker, tenant, group, queue.clone(), target).await?;
+    let sought = groups::seek(&broker, slot, tenant, group, queue.clone(), target).await?;
     broker.waiters.wake_consumers(tenant, &queue);
     broker.outbox.note_released(tenant, &queue);
     answer(StatusCode::OK, &sought)
@@ -183,6 +193,7 @@ pub async fn seek(
 pub async fn subscription(
     State(broker): Shared,
     Tenant(tenant): Tenant,
+    Extension(slot): Extension<Slot>,
     Path(group): Path<String>,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
@@ -190,6 +201,6 @@ pub async fn subscription(
     let (text, since) = groups::parse_subscription(&body)?;
     answer(
         StatusCode::OK,
-        &groups::subscribe_from(&broker, tenant, group, text, since).await?,
+        &groups::subscribe_from(&broker, slot, tenant, group, text, since).await?,
     )
 }

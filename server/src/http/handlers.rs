@@ -145,7 +145,7 @@ async fn apply(
     slot: Slot,
     operations: &[operation::Operation],
 ) -> Result<batch::Outcome, ApiError> {
-    let mut client = broker.database.client().await?.keeping(slot);
+    let mut client = broker.database.client(slot).await?;
     let outcome = batch::apply(&mut client, tenant, operations).await?;
     if matches!(outcome, batch::Outcome::RolledBack { .. }) {
         broker.metrics.kv_rolled_back.inc();
@@ -156,6 +156,7 @@ async fn apply(
 pub async fn configure(
     State(broker): Shared,
     Tenant(tenant): Tenant,
+    Extension(slot): Extension<Slot>,
     Body(body): Body,
 ) -> Result<Response, ApiError> {
     let request = parsed(body, |body| configure::parse(body)).await?;
@@ -165,16 +166,20 @@ pub async fn configure(
             "encryptionEnabled: this broker has no QUEEN_ENCRYPTION_KEY",
         ));
     }
-    let client = broker.database.client().await?;
+    let client = broker.database.client(slot).await?;
     let configured = configure::configure(&client, tenant, &request).await?;
     drop(client);
     // A fetch of a queue that was unknown has ended at once, so none waits for its creation.
     answer(StatusCode::OK, &configured)
 }
 
-pub async fn queues(State(broker): Shared, Tenant(tenant): Tenant) -> Result<Response, ApiError> {
+pub async fn queues(
+    State(broker): Shared,
+    Tenant(tenant): Tenant,
+    Extension(slot): Extension<Slot>,
+) -> Result<Response, ApiError> {
     let queues = read_again(|| async {
-        let client = broker.database.client().await?;
+        let client = broker.database.client(slot.clone()).await?;
         list::list(&client, tenant).await
     });
     answer(StatusCode::OK, &queues.await?)
@@ -183,12 +188,13 @@ pub async fn queues(State(broker): Shared, Tenant(tenant): Tenant) -> Result<Res
 pub async fn delete_queue(
     State(broker): Shared,
     Tenant(tenant): Tenant,
+    Extension(slot): Extension<Slot>,
     Path(queue): Path<String>,
 ) -> Result<Response, ApiError> {
     check_name(&queue, "the queue in the path")?;
     // A client that goes away must not keep those who wait from being told.
     let task = tokio::spawn(async move {
-        let deleted = delete::delete(&broker.database, tenant, queue.clone()).await?;
+        let deleted = delete::delete(&broker.database, &slot, tenant, queue.clone()).await?;
         broker.waiters.wake_queue(tenant, &queue);
         broker.outbox.note(tenant, std::iter::once(&queue));
         Ok::<_, ApiError>(deleted)

@@ -36,7 +36,7 @@ async fn sweep(broker: &Broker) -> Result<u64, ApiError> {
         ) e
         WHERE k.tenant = e.tenant AND k.ns = e.ns AND k.key = e.key
           AND k.expires_at <= clock_timestamp()";
-    let client = broker.database.client().await?;
+    let client = broker.background().await?;
     let statement = client.prepare_cached(SWEEP).await?;
     Ok(client.execute(&statement, &[&KV_SWEEP_ROWS]).await?)
 }

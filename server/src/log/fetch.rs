@@ -269,7 +269,7 @@ struct Look {
 
 async fn look(broker: &Broker, tenant: Uuid, request: &FetchRequest) -> Result<Look, ApiError> {
     let slot = broker.lanes.enter(Lane::Pop).await?;
-    let client = broker.database.client().await?.keeping(slot);
+    let client = broker.database.client(slot).await?;
     read(&client, tenant, request).await
 }
 

@@ -44,7 +44,8 @@ pub async fn read_missing(
         let mut behind = behind(recent, tenant, push, marks);
         let readers: Vec<Reader> = behind.iter().filter_map(View::reader).collect();
         if !readers.is_empty() {
-            read(&broker.database.client().await?, turn, recent, &readers).await?;
+            let client = broker.database.client(turn.slot()?).await?;
+            read(&client, turn, recent, &readers).await?;
         } else if let Some(view) = behind.pop() {
             let read = async move { view.until_read().await };
             turn.step_aside(push.held_bytes(), read).await?;

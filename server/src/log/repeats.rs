@@ -369,7 +369,7 @@ pub async fn sweep(broker: &Broker) -> Result<(), ApiError> {
     for step in [RECENT, INDEXED] {
         loop {
             // A session per step: requests come in between.
-            let client = broker.database.client().await?;
+            let client = broker.background().await?;
             let statement = client.prepare_cached(step).await?;
             let rows = client.execute(&statement, &[&DEDUP_SWEEP_ROWS]).await?;
             if rows < DEDUP_SWEEP_ROWS.unsigned_abs() {
@@ -410,7 +410,7 @@ async fn make_room(broker: &Broker) {
 async fn index(broker: &Broker, partition: i64, below: i64) -> Result<(), ApiError> {
     const INDEX: &str = "SELECT queen.index_ids($1, $2, $3)";
     loop {
-        let client = broker.database.client().await?;
+        let client = broker.background().await?;
         let statement = client.prepare_cached(INDEX).await?;
         let row = client
             .query_one(&statement, &[&partition, &below, &RECENT_INDEX_IDS])

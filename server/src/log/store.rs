@@ -51,9 +51,9 @@ pub async fn store(
         let key = vault.key().map(Arc::as_ref);
         let marks = push.marks(tenant, repeats, key);
         read_missing(broker, turn, tenant, &push, &marks).await?;
-        let client = match database.client().await {
+        let client = match database.client(turn.slot()?).await {
             Err(error) if error.is_slow_session() && begun.elapsed() < SESSION_PATIENCE => continue,
-            client => client?.keeping(turn.slot()),
+            client => client?,
         };
         let unmarked = push.unmarked(&marks);
         let secret = push.queues_by_seal(true);

@@ -4,6 +4,7 @@ use serde::Serialize;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
+use crate::admission::Slot;
 use crate::database::Database;
 use crate::error::ApiError;
 use crate::limits::PUSH_ATTEMPTS;
@@ -23,11 +24,16 @@ pub struct Answer {
 /// # Errors
 ///
 /// `503` or `500` from the database: the queue is whole or gone then, and asking again settles it.
-pub async fn delete(database: &Database, tenant: Uuid, queue: String) -> Result<Answer, ApiError> {
+pub async fn delete(
+    database: &Database,
+    slot: &Slot,
+    tenant: Uuid,
+    queue: String,
+) -> Result<Answer, ApiError> {
     const DELETE: &str = "SELECT queen.delete_queue($1, $2)";
     let mut attempt = 1;
     loop {
-        let client = database.client().await?;
+        let client = database.client(slot.clone()).await?;
         let statement = client.prepare_cached(DELETE).await?;
         match client.query_one(&statement, &[&tenant, &queue]).await {
             Ok(row) => {

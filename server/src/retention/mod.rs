@@ -63,7 +63,7 @@ pub async fn pass(broker: &Broker, cleanup: bool) -> Result<(), ApiError> {
     let mut after = 0;
     loop {
         let queues = {
-            let client = broker.database.client().await?;
+            let client = broker.background().await?;
             steps::queues(&client, after, RETENTION_QUEUES).await?
         };
         for queue in &queues {
@@ -90,7 +90,7 @@ pub async fn pass(broker: &Broker, cleanup: bool) -> Result<(), ApiError> {
 pub async fn clear(broker: &Broker) -> Result<(), ApiError> {
     let mut after = 0;
     loop {
-        let client = broker.database.client().await?;
+        let client = broker.background().await?;
         let Some((id, queue)) = steps::deleted_queue(&client, after).await? else {
             break;
         };
@@ -100,7 +100,7 @@ pub async fn clear(broker: &Broker) -> Result<(), ApiError> {
         drop(client);
         loop {
             // A session per step: requests come in between.
-            let client = broker.database.client().await?;
+            let client = broker.background().await?;
             if steps::dismantle(&client, &queue, DELETION_PARTITIONS).await? == 0 {
                 break;
             }
@@ -114,14 +114,14 @@ async fn clear_groups(broker: &Broker) -> Result<(), ApiError> {
     let kept = broker.config.database.deleted_group();
     let mut after = 0;
     loop {
-        let client = broker.database.client().await?;
+        let client = broker.background().await?;
         let Some(group) = steps::deleted_group(&client, after).await? else {
             return Ok(());
         };
         drop(client);
         after = group;
         loop {
-            let client = broker.database.client().await?;
+            let client = broker.background().await?;
             if steps::remove_cursors(&client, group, DELETION_CURSORS, kept).await? == 0 {
                 break;
             }
@@ -146,7 +146,7 @@ async fn sweep(
 ) -> Result<(), ApiError> {
     let cutoffs = match policy {
         Some(policy) => {
-            let client = broker.database.client().await?;
+            let client = broker.background().await?;
             let cutoffs = policy
                 .read_cutoffs(&client, queue.tenant, &queue.name)
                 .await?;
@@ -158,7 +158,7 @@ async fn sweep(
     let mut after = String::new();
     loop {
         // A session per page: requests come in between.
-        let client = broker.database.client().await?;
+        let client = broker.background().await?;
         let page = steps::page(&client, queue.id, &after, RETENTION_PARTITIONS, idle_days).await?;
         if let Some(cutoffs) = cutoffs {
             // The later one; an absent one is below all.
@@ -191,7 +191,7 @@ async fn sweep(
 
 async fn empty_trash(broker: &Broker) -> Result<(), ApiError> {
     loop {
-        let client = broker.database.client().await?;
+        let client = broker.background().await?;
         if !steps::empty_trash(&client, RETENTION_PARTITIONS, RETENTION_SEGMENTS).await? {
             return Ok(());
         }

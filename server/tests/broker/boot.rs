@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use private_postgres::{Options, PrivatePostgres};
+use queen::admission::Slot;
 use queen::broker::Running;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::timeout;
@@ -126,7 +127,10 @@ async fn every_session_carries_the_write_timeouts_whatever_the_server_is_set_to(
     let sql =
         "SELECT current_setting('statement_timeout') || ' ' || current_setting('lock_timeout')
                    || ' ' || current_setting('idle_in_transaction_session_timeout')";
-    let (lane, observer) = (database.client().await, database.observer().await);
+    let (lane, observer) = (
+        database.client(Slot::default()).await,
+        database.observer().await,
+    );
     for row in [
         separate.query_one(sql, &[]).await.unwrap(),
         lane.unwrap().query_one(sql, &[]).await.unwrap(),
@@ -249,7 +253,7 @@ fn write_timeouts_that_do_not_fit_below_the_safe_floor_exit_2_and_say_what_to_ch
 async fn commits_are_waited_for_whatever_the_server_is_set_to() {
     for (set, expected) in [("off", "on"), ("remote_write", "remote_write")] {
         let fixture = Fixture::with(&[], &[("synchronous_commit", set)]).await;
-        let client = fixture.broker.broker().database.client().await.unwrap();
+        let client = fixture.broker.broker().database.observer().await.unwrap();
         let row = client.query_one("SHOW synchronous_commit", &[]).await;
         assert_eq!(row.unwrap().get::<_, String>(0), expected);
     }

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use queen::admission::Slot;
 use tokio::time::timeout;
 
 use crate::support::{Fixture, until};
@@ -529,7 +530,12 @@ async fn a_fetch_reads_no_more_than_it_answers_whatever_is_known_of_the_tables()
     let later = fixture.another(&variables).await;
     for broker in [&fixture.broker, &later] {
         let read = async || -> i64 {
-            let client = broker.broker().database.client().await.unwrap();
+            let client = broker
+                .broker()
+                .database
+                .client(Slot::default())
+                .await
+                .unwrap();
             let flush = "SELECT pg_stat_force_next_flush()";
             client.execute(flush, &[]).await.unwrap();
             drop(client);

@@ -1,5 +1,6 @@
 use std::collections::HashMap;
 
+use queen::admission::Slot;
 use queen_protocol::PushResult;
 
 use crate::support::{Fixture, until};
@@ -288,7 +289,13 @@ async fn an_empty_push_is_answered_with_nothing() {
 async fn a_plan_made_on_an_empty_database_finds_partitions_by_their_names() {
     const PUSH: &str = "SELECT queen.allocate($1, ARRAY['q'], ARRAY[$2])";
     let fixture = Fixture::start().await;
-    let client = fixture.broker.broker().database.client().await.unwrap();
+    let client = fixture
+        .broker
+        .broker()
+        .database
+        .client(Slot::default())
+        .await
+        .unwrap();
     let tenant = uuid::Uuid::from_u128(1);
     client.execute(PUSH, &[&tenant, &"first"]).await.unwrap();
     let made = "INSERT INTO queen.partitions (queue_id, name)

@@ -1,5 +1,6 @@
 //! Pushes to very many partitions.
 
+use queen::admission::Slot;
 use queen::session::Session;
 use queen::timestamp::Timestamp;
 use uuid::Uuid;
@@ -70,7 +71,7 @@ async fn push(session: &Session, each: i32, name: &str) -> f64 {
 async fn what_an_id_costs_does_not_grow_with_the_ids_of_the_whole_push() {
     let fixture = Fixture::start().await;
     let database = &fixture.broker.broker().database;
-    let session = database.client().await.unwrap();
+    let session = database.client(Slot::default()).await.unwrap();
     push(&session, 1, "made").await;
     let mut few = f64::INFINITY;
     for name in ["few-1", "few-2", "few-3"] {
