@@ -22,6 +22,7 @@ pub use secret::Secret;
 pub use variables::{Accepts, DefaultValue, VARIABLES, Variable, help, markdown};
 
 use crate::broker::Name;
+use crate::lake::keys::encode_name;
 use crate::lake::{Align, Compression, Format, Layout, Shape, spelled};
 use crate::limits::{KEY_BYTES, KEY_REST_BYTES, MIB};
 use reader::Reader;
@@ -272,7 +273,7 @@ fn refuse_long_keys<L: Fn(&str) -> Option<OsString>>(
     let (Some(prefix), Some(sink)) = (prefix, sink) else {
         return;
     };
-    let room = KEY_BYTES - KEY_REST_BYTES - sink.len();
+    let room = KEY_BYTES - KEY_REST_BYTES - encode_name(sink).len();
     if prefix.len() > room {
         r.problem(Problem::new(
             &variables::PREFIX,

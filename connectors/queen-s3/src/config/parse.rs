@@ -46,10 +46,10 @@ fn parse_url(text: &str) -> Result<Url, Why> {
     Ok(url)
 }
 
-/// A sink's name.
+/// A sink's name. `.` and `..` are names like any other: keys spell them as escapes.
 pub(super) fn sink(text: &str) -> Result<String, Why> {
     let letters = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if text.len() > SINK_CHARS || !text.bytes().all(letters) || is_relative(text) {
+    if text.len() > SINK_CHARS || !text.bytes().all(letters) {
         return Err(None);
     }
     Ok(text.to_owned())

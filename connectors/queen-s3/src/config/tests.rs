@@ -313,11 +313,11 @@ fn an_endpoint_with_a_path_is_refused_and_points_to_the_prefix() {
 }
 
 #[test]
-fn a_sink_is_a_plain_name_and_no_relative_segment() {
-    for text in [".", "..", "a/b", "a b", "é", "a%2F", &"a".repeat(65)] {
+fn a_sink_is_a_plain_name() {
+    for text in ["a/b", "a b", "é", "a%2F", &"a".repeat(65)] {
         problem(&[("QUEEN_S3_SINK", text)]);
     }
-    for text in ["a", "...", "A.b_c-9", &"a".repeat(64)] {
+    for text in ["a", ".", "..", "...", "A.b_c-9", &"a".repeat(64)] {
         assert_eq!(read(&[("QUEEN_S3_SINK", text)]).expect(text).sink, text);
     }
 }

@@ -102,7 +102,7 @@ variables! {
     TOKEN: "QUEEN_TOKEN", Unset, Text("a bearer token of visible ASCII characters"), secret,
         "Bearer token for that broker or proxy. Never logged.";
     SINK: "QUEEN_S3_SINK", Value("default"),
-        Text("1 to 64 characters of [A-Za-z0-9._-], but not . or .."),
+        Text("1 to 64 characters of [A-Za-z0-9._-]"),
         "Name of the sink: a segment of every object key and every key/value key, so that two sinks on one queue are two lakes.";
     QUEUES: "QUEEN_S3_QUEUES", Required,
         Text("queue names separated by commas, or * for every queue"),

@@ -195,6 +195,40 @@ fn names_are_escaped_byte_by_byte() {
 }
 
 #[test]
+fn no_key_leaves_its_prefix_whatever_sink_queue_and_partition_are_called() {
+    let names = [".", "..", "...", "../..", "/", "", "%2E%2E", "a/../.."];
+    for sink in [".", "..", "...", ".-", "default"] {
+        for name in names {
+            let keys = LakeKeys::new("queen/lake", sink, name);
+            let data = keys.data(bounds(), SHAPE, Some(name));
+            let objects = [data, keys.manifest(1), keys.checkpoint(1)];
+            for key in objects {
+                assert!(key.starts_with("queen/lake/"), "{key}");
+                assert_eq!(key.split('/').count(), 7, "{key}");
+                let relative = |segment: &str| matches!(segment, "." | "..");
+                assert!(!key.split('/').any(relative), "{key}");
+            }
+            for document in [keys.intent(), keys.committed(), keys.lease()] {
+                let parts: Vec<&str> = document.split(':').collect();
+                let (sink, name) = (encode_name(sink), encode_name(name));
+                assert_eq!(parts[..3], ["s3", &sink, &name], "{document}");
+                assert_eq!(parts.len(), 4, "{document}");
+            }
+        }
+    }
+    let keys = LakeKeys::new("queen", "..", ".");
+    assert_eq!(
+        keys.manifest(1),
+        "queen/_queen/%2E%2E/%2E/windows/0000000001.json"
+    );
+    assert!(
+        keys.data(bounds(), SHAPE, None)
+            .starts_with("queen/%2E%2E/queue=%2E/dt=")
+    );
+    assert_eq!(keys.committed(), "s3:%2E%2E:%2E:committed");
+}
+
+#[test]
 fn a_long_name_keeps_its_head_and_ends_with_its_hash() {
     assert_eq!(encode_name(&"a".repeat(255)), "a".repeat(255));
     let hashed = encode_name(&"a".repeat(256));

@@ -69,6 +69,7 @@ impl Task {
         mut standing: Standing,
         intent: Option<&Intent>,
     ) -> Result<(Standing, Option<Intent>), End> {
+        let mut adopted = Adopted::of(&self.queue);
         let pending = loop {
             let next = standing.pointer.k + 1;
             let open = intent.filter(|intent| intent.k == next);
@@ -80,6 +81,7 @@ impl Task {
                 (Some(intent), _) => break Some(intent.clone()),
                 (None, Some(manifest)) => {
                     standing.pointer = self.adopt(fence, &standing, &manifest).await?;
+                    adopted.window(manifest.k);
                     standing.named = manifest.lost;
                 }
                 (None, None) => {
@@ -263,13 +265,6 @@ impl Task {
         let pointer = self.pointer_after(standing, manifest);
         fence.write_committed(&pointer).await?;
         self.show(&pointer);
-        warn!(
-            queue = %self.queue,
-            k = manifest.k,
-            manifest = %key,
-            "the key/value store is older than the lake (restored or failed over): the pointer \
-             moves over a window that the bucket already holds"
-        );
         Ok(pointer)
     }
 
@@ -371,6 +366,43 @@ impl Task {
                 }
             }
         }
+    }
+}
+
+/// The windows that a pointer is moved over, told when there are no more: in one line, also when
+/// that ends half way.
+struct Adopted<'a> {
+    queue: &'a str,
+    windows: Option<(u64, u64)>,
+}
+
+impl<'a> Adopted<'a> {
+    fn of(queue: &'a str) -> Self {
+        Self {
+            queue,
+            windows: None,
+        }
+    }
+
+    fn window(&mut self, k: u64) {
+        let (first, _) = self.windows.unwrap_or((k, k));
+        self.windows = Some((first, k));
+    }
+}
+
+impl Drop for Adopted<'_> {
+    fn drop(&mut self) {
+        let Some((first, last)) = self.windows else {
+            return;
+        };
+        warn!(
+            queue = %self.queue,
+            windows = last - first + 1,
+            first,
+            last,
+            "the key/value store is older than the lake (restored or failed over): the pointer \
+             moves over windows that the bucket already holds"
+        );
     }
 }
 

@@ -85,15 +85,9 @@ impl Ledger {
         *ranges = merged;
     }
 
-    /// Takes the next run of a partition. `late`: a manifest names its first record as late, so
-    /// its `ts` may fall.
-    pub fn take(
-        &mut self,
-        place: &Place,
-        partition: &str,
-        run: &Run,
-        late: bool,
-    ) -> Option<Finding> {
+    /// Takes the next run of a partition. Within a life offsets ascend and `ts` may fall: a log is
+    /// kept in its own order where the broker broke its promise.
+    pub fn take(&mut self, place: &Place, partition: &str, run: &Run) -> Option<Finding> {
         let epoch = self.epoch;
         let Some(standing) = self.partitions.get_mut(partition) else {
             // A lake can begin anywhere in a partition's log, and a partition long after the lake.
@@ -105,13 +99,6 @@ impl Ledger {
             };
             self.partitions.insert(partition.into(), standing);
             return None;
-        };
-        let find = |kind, offset, text: String| {
-            Some(
-                Finding::new(kind, text)
-                    .of(place.k, &place.key)
-                    .at(partition, offset),
-            )
         };
         let lost = self.lost.get(partition).map_or(&[][..], Vec::as_slice);
         let sure = standing.epoch == epoch;
@@ -141,13 +128,6 @@ impl Ledger {
         }
         if run.from > next && sure && !covers(lost, next, run.from - 1) {
             self.gap(place, partition, next, run.from - 1);
-        }
-        if run.first_ts < former.1 && !late {
-            let text = format!(
-                "its ts {} is below {}, that of an earlier record of the partition",
-                run.first_ts, former.1
-            );
-            return find(Kind::Order, run.from, text);
         }
         None
     }

@@ -323,11 +323,7 @@ impl<'a> Check<'a> {
             key: object.key.as_str().into(),
         };
         for (partition, run) in checked.runs.iter() {
-            let late = manifest
-                .late
-                .iter()
-                .any(|range| range.holds(partition, run.from));
-            if let Some(finding) = self.ledger.take(&place, partition, run, late) {
+            if let Some(finding) = self.ledger.take(&place, partition, run) {
                 self.findings.push(finding);
             }
         }

@@ -241,10 +241,35 @@ async fn partitions_that_changed_places_are_found() {
 }
 
 #[tokio::test]
-async fn a_ts_that_falls_within_a_partition_is_found() {
+async fn a_ts_that_falls_within_a_life_is_no_finding_while_offsets_ascend() {
     let mut lake = Lake::new();
-    lake.window(10, &[("a", 0, 5), ("a", 1, 4), ("a", 2, 6)]);
-    assert_eq!(lake.found().await, [(Kind::Order, Some(1), at("a", 1))]);
+    lake.window(10, &[("a", 0, 5), ("a", 1, 2), ("a", 2, 6), ("b", 0, 7)]);
+    let late = |manifest: &mut queen_s3::lake::manifest::Manifest| {
+        manifest.late = vec![range("a", 3, 3)];
+    };
+    lake.window_with(20, &[("a", 3, 4), ("a", 4, 12), ("a", 5, 11)], late);
+    assert_eq!(lake.found().await, []);
+
+    // What is missing, out of order or there twice is told as ever.
+    let mut lake = Lake::new();
+    let records = [
+        ("a", 0, 5),
+        ("a", 2, 2),
+        ("b", 3, 7),
+        ("b", 1, 6),
+        ("c", 0, 5),
+        ("c", 1, 4),
+        ("c", 1, 4),
+    ];
+    lake.window(10, &records);
+    assert_eq!(
+        lake.found().await,
+        [
+            (Kind::Order, Some(1), at("b", 1)),
+            (Kind::Duplicate, Some(1), at("c", 1)),
+            (Kind::Gap, Some(1), at("a", 1)),
+        ]
+    );
 }
 
 #[tokio::test]

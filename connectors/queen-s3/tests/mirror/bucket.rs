@@ -184,6 +184,15 @@ impl MemoryBucket {
         }
     }
 
+    /// Puts an object there as somebody else may, or takes it away; answers what was there.
+    pub fn place(&self, key: &str, content: Option<Bytes>) -> Option<Bytes> {
+        let objects = &mut self.state().objects;
+        match content {
+            Some(content) => objects.insert(key.to_owned(), content),
+            None => objects.remove(key),
+        }
+    }
+
     /// The data objects, by key.
     pub fn data(&self) -> BTreeMap<String, Bytes> {
         let mut objects = self.state().objects.clone();

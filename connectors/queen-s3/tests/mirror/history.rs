@@ -10,8 +10,9 @@ use queen_s3::time::Micros;
 use serde::Deserialize;
 
 use crate::bucket::{Do, MemoryBucket};
+use crate::bytes::interrupted;
 use crate::log::Log;
-use crate::sink::{Options, Sink, committed, eventually};
+use crate::sink::{Options, Sink, committed, eventually, verified};
 use crate::{HOUR, SECOND, TEN, in_virtual_time};
 
 const KIB: usize = 1 << 10;
@@ -266,4 +267,35 @@ fn an_idle_queue_moves_its_pointer_and_leaves_the_bucket_alone() {
         assert_eq!(windows.load(Relaxed), 0);
         sink.stop().await;
     });
+}
+
+#[test]
+fn a_ts_that_falls_leaves_records_in_the_order_of_their_offsets_in_every_way_of_writing() {
+    let written = |redo: bool| {
+        in_virtual_time(async move {
+            let log = Log::new(TEN + HOUR + 10 * SECOND, |_, offset| offset.to_string());
+            log.create("orders");
+            let name = Name::from("p");
+            log.write("orders", &name, TEN + 50 * SECOND, 1);
+            log.break_promise("orders", &name, TEN + 20 * SECOND, 2);
+            log.write("orders", &name, TEN + 60 * SECOND, 1);
+            let (bucket, options) = (Arc::<MemoryBucket>::default(), Options::new());
+            if redo {
+                interrupted(&log, options.settings.shape, 0);
+            }
+            let sink = Sink::start(&log, &bucket, &["orders"], &options);
+            eventually("a window", || committed(&log, "orders").0 == 1).await;
+            sink.stop().await;
+            assert_eq!(records(&bucket), log.records("orders"));
+            verified(&bucket, "orders").await;
+            bucket.data()
+        })
+    };
+    let objects = written(false);
+    let content = objects.values().next().expect("an object");
+    let lines = std::str::from_utf8(content).expect("JSON lines").lines();
+    let line = |line| serde_json::from_str::<Line>(line).expect("a record");
+    let offsets: Vec<i64> = lines.map(|text| line(text).offset).collect();
+    assert_eq!(offsets, [0, 1, 2, 3]);
+    assert_eq!(written(true), objects);
 }

@@ -18,11 +18,11 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// What this thread logs.
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
+pub struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Lines {
     /// Everything from now on, until the guard is dropped.
-    fn start() -> (Self, DefaultGuard) {
+    pub fn start() -> (Self, DefaultGuard) {
         let lines = Self::default();
         let subscriber = tracing_subscriber::fmt()
             .with_ansi(false)
@@ -32,7 +32,7 @@ impl Lines {
     }
 
     /// The lines that hold `part`.
-    fn with(&self, part: &str) -> Vec<String> {
+    pub fn with(&self, part: &str) -> Vec<String> {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&bytes);
         let lines = text.lines().filter(|line| line.contains(part));

@@ -79,6 +79,8 @@ pub struct Counts {
     pub listed: u64,
     /// Partitions that a fetch asked for.
     pub asked: BTreeSet<Name>,
+    /// Fetch calls for a queue whose pointer is not there.
+    pub unpointed: u64,
     /// Tries to create a lease.
     pub claims: u64,
     /// Greatest use of a sink's buffer budget, bytes.
@@ -399,10 +401,13 @@ impl Log {
     pub fn fetch(&self, request: &FetchRequest, at_once: usize) -> Vec<u8> {
         let tells_lives = self.identifies() && !self.untold.load(Ordering::Relaxed);
         let misnames = self.misnamed.load(Ordering::Relaxed);
+        let pointer = format!("s3:{}:{}:committed", crate::sink::SINK, request.queue);
+        let pointed = self.document(&pointer).is_some();
         let mut state = self.state();
         let state = &mut *state;
         let mut left = state.limits.call_records;
         state.counts.fetches += 1;
+        state.counts.unpointed += u64::from(!pointed);
         state.counts.at_once = state.counts.at_once.max(at_once);
         state.counts.entries += request.entries.len() as u64;
         let mut entries = Vec::with_capacity(request.entries.len());

@@ -18,6 +18,7 @@ mod positions;
 mod reborn;
 mod settings;
 mod sink;
+mod starts;
 // The simulation asks more of it.
 #[allow(dead_code)]
 #[path = "../simulation/world/store.rs"]

@@ -18,6 +18,7 @@ use queen_s3::ownership::Identity;
 use queen_s3::queue::{self, Context, Settings};
 use queen_s3::retry::Jitter;
 use queen_s3::sink::{FirstQueues, QueueSet};
+use queen_s3::verify::{Progress, Store, verify};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -245,4 +246,15 @@ pub async fn eventually(what: &str, mut there: impl FnMut() -> bool) {
         assert!(Instant::now() < until, "still waiting: {what}");
         sleep(Duration::from_millis(100)).await;
     }
+}
+
+/// Holds the lake of `queue` to what `queen-s3 verify` asks of one.
+pub async fn verified(bucket: &Arc<MemoryBucket>, queue: &str) {
+    let store = Store::new(Arc::clone(bucket) as _, Jitter::new(1));
+    let queues = [queue.to_owned()];
+    let mut progress = Progress::hidden();
+    let report = verify(&store, PREFIX, SINK, Some(&queues), &mut progress).await;
+    let report = report.expect("a bucket in memory answers");
+    assert!(report.ok, "{:#?}", report.queues[0].findings);
+    assert!(report.queues[0].records > 0, "nothing was verified");
 }

@@ -19,6 +19,7 @@ use super::absence::Absence;
 use super::turn::{Turn, Waiting};
 use super::{End, Standing, Task, stopping};
 use crate::broker::{BrokerError, Changed, FetchAnswer};
+use crate::config::CrashPoint;
 use crate::gaps::Gaps;
 use crate::lake::checkpoint::Positions;
 use crate::lake::documents::Intent;
@@ -383,11 +384,10 @@ impl<'a> Session<'a> {
             let (after, lineage) = (standing.pointer.k, &standing.lineage);
             let intent = task.intent(after, lineage, t_start, t_end, &gaps);
             let written = fence.write_intent(&intent).await;
-            Event::Oversized(
-                written
-                    .map_err(End::from)
-                    .map(|()| Outcome::Redo(Box::new((standing, intent)))),
-            )
+            Event::Oversized(written.map_err(End::from).map(|()| {
+                task.context.crash_point(CrashPoint::AfterIntent);
+                Outcome::Redo(Box::new((standing, intent)))
+            }))
         });
         true
     }

@@ -14,12 +14,12 @@ use queen_s3::record::{decode_fetch, decode_segments};
 use queen_s3::time::Micros;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::World;
 use super::bodies::{Answer, FetchLimits, Form, Named, fetch_answer};
 use super::checker::Batch;
 use super::network::{Failure, Link};
 use super::scenario::{Answers, Lives};
 use super::sight::Shown;
+use super::{State, World};
 
 #[async_trait]
 impl Broker for Link {
@@ -34,6 +34,13 @@ impl Broker for Link {
         if asked.len() != request.entries.len() || asked.is_empty() || asked.len() > 1_024 {
             self.world
                 .judge(Err(format!("a fetch asks for {:?}", request.entries)));
+        }
+        let pointed = |state: &mut State| state.checker.committed(&request.queue).is_some();
+        if !self.world.with(pointed) {
+            self.world.judge(Err(format!(
+                "{} is read before its first pointer is there",
+                request.queue
+            )));
         }
         let what = format!(
             "fetch {} of {} +{}",

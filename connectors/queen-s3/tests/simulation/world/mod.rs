@@ -19,6 +19,7 @@ pub mod sight;
 pub mod sink;
 pub mod spelling;
 pub mod store;
+pub mod verified;
 pub mod window;
 pub mod writers;
 

@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::scenario::Scenario;
+use super::verified::verified;
 use super::{State, World, disaster, process, writers};
 
 /// Lag allowed once all is well: the longest window (30 s), the broker's guard and the sink's
@@ -54,6 +55,18 @@ pub struct Broken {
     trace: String,
 }
 
+impl Broken {
+    fn of(world: &World, seed: u64, why: String, at: Duration) -> Box<Self> {
+        Box::new(Self {
+            seed,
+            why,
+            at,
+            scenario: world.scenario.clone(),
+            trace: world.with(|state| state.trace.tail()),
+        })
+    }
+}
+
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -77,24 +90,29 @@ pub fn run(seed: u64) -> Result<Report, Box<Broken>> {
         .start_paused(true)
         .build()
         .expect("a runtime without I/O needs nothing of the machine");
-    runtime.block_on(history(seed))
+    // Virtual time begins in the runtime.
+    let world = runtime.block_on(async { Arc::new(World::new(seed)) });
+    let report = runtime.block_on(history(&world, seed))?;
+    match verified(&world) {
+        Ok(()) => Ok(report),
+        Err(why) => Err(Broken::of(&world, seed, why, report.elapsed)),
+    }
 }
 
-async fn history(seed: u64) -> Result<Report, Box<Broken>> {
-    let world = Arc::new(World::new(seed));
+async fn history(world: &Arc<World>, seed: u64) -> Result<Report, Box<Broken>> {
     let mut tasks = JoinSet::new();
-    tasks.spawn(writers::create_queues(Arc::clone(&world)));
-    tasks.spawn(writers::delete(Arc::clone(&world)));
-    tasks.spawn(writers::disturb(Arc::clone(&world)));
-    tasks.spawn(writers::damage_checkpoints(Arc::clone(&world)));
-    tasks.spawn(disaster::strike(Arc::clone(&world)));
+    tasks.spawn(writers::create_queues(Arc::clone(world)));
+    tasks.spawn(writers::delete(Arc::clone(world)));
+    tasks.spawn(writers::disturb(Arc::clone(world)));
+    tasks.spawn(writers::damage_checkpoints(Arc::clone(world)));
+    tasks.spawn(disaster::strike(Arc::clone(world)));
     for slot in 0..world.scenario.instances {
-        tasks.spawn(process::supervise(Arc::clone(&world), slot));
+        tasks.spawn(process::supervise(Arc::clone(world), slot));
     }
-    let pushes = tokio::spawn(writers::push(Arc::clone(&world)));
+    let pushes = tokio::spawn(writers::push(Arc::clone(world)));
     let why = {
-        let stages = stages(&world, &pushes);
-        let operator = disaster::operate(Arc::clone(&world));
+        let stages = stages(world, &pushes);
+        let operator = disaster::operate(Arc::clone(world));
         tokio::pin!(stages, operator);
         loop {
             tokio::select! {
@@ -112,14 +130,8 @@ async fn history(seed: u64) -> Result<Report, Box<Broken>> {
     let at = world.elapsed();
     tasks.abort_all();
     match failure {
-        Some(why) => Err(Box::new(Broken {
-            seed,
-            why,
-            at,
-            scenario: world.scenario.clone(),
-            trace: world.with(|state| state.trace.tail()),
-        })),
-        None => Ok(report(&world)),
+        Some(why) => Err(Broken::of(world, seed, why, at)),
+        None => Ok(report(world)),
     }
 }
 
