@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use tokio_postgres::Statement;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
@@ -18,7 +19,7 @@ use crate::limits::{
 };
 use crate::log::missing::read_missing;
 use crate::log::push::{Assigned, PreparedPush, prepare_without};
-use crate::log::repeats::{Asked, Earlier, Outcome};
+use crate::log::repeats::{Asked, Earlier, Marks, Outcome};
 use crate::log::seal::Vault;
 use crate::session::{Failure, Session};
 
@@ -34,26 +35,24 @@ pub async fn store(
     body: &Bytes,
     mut push: PreparedPush,
 ) -> Result<(PreparedPush, Vec<Assigned>), ApiError> {
-    let Broker {
-        database,
-        vault,
-        repeats,
-        ..
-    } = broker;
+    let Broker { vault, repeats, .. } = broker;
     let mut earlier = HashMap::new();
     let known = vault.known(tenant, &push.queues);
     if !known.is_empty() {
         push = sealed(push, vault, tenant, known).await?;
     }
-    let mut attempt = 1;
+    let (mut attempt, mut cut) = (1, false);
     let begun = Instant::now();
     loop {
         let key = vault.key().map(Arc::as_ref);
         let marks = push.marks(tenant, repeats, key);
-        read_missing(broker, turn, tenant, &push, &marks).await?;
-        let client = match database.client(turn.slot()?).await {
+        let (client, statement) = match ready(broker, turn, tenant, &push, &marks).await {
             Err(error) if error.is_slow_session() && begun.elapsed() < SESSION_PATIENCE => continue,
-            client => client?,
+            Err(error) if error.is_cut() && !cut => {
+                cut = true;
+                continue;
+            }
+            ready => ready?,
         };
         let unmarked = push.unmarked(&marks);
         let secret = push.queues_by_seal(true);
@@ -69,7 +68,7 @@ pub async fn store(
         };
         let asked = Asked::of(repeats, tenant, &push, marks);
         let outcome = write(
-            &client,
+            (&client, &statement),
             tenant,
             &push,
             &unmarked,
@@ -131,9 +130,35 @@ pub async fn store(
     }
 }
 
+const PUSH: &str = "
+    SELECT life, base_offset FROM queen.push($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)
+    WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)
+        AND queen.takes_sealed($1, $13)";
+const PUSH_ONCE: &str = "
+    SELECT kind, g, rel, life, record_offset, takes, partition_id, unknown, expires_at, now, server
+    FROM queen.push_once($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$14,$15,$16,$17,$18,$19,$20,$21,$22)
+    WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)
+        AND queen.takes_sealed($1, $13)";
+
+/// A session that knows the statement, once this broker knows the ids to compare with. Nothing of the push has
+/// gone to the server until then: where a session was cut, it may be asked for again.
+async fn ready(
+    broker: &Broker,
+    turn: &mut Turn<'_>,
+    tenant: Uuid,
+    push: &PreparedPush,
+    marks: &Marks,
+) -> Result<(Session, Statement), ApiError> {
+    read_missing(broker, turn, tenant, push, marks).await?;
+    let client = broker.database.client(turn.slot()?).await?;
+    let sql = if marks.is_empty() { PUSH } else { PUSH_ONCE };
+    let statement = client.prepare_cached(sql).await?;
+    Ok((client, statement))
+}
+
 /// One attempt: one statement.
 async fn write(
-    client: &Session,
+    (client, statement): (&Session, &Statement),
     tenant: Uuid,
     push: &PreparedPush,
     unmarked: &[String],
@@ -141,15 +166,6 @@ async fn write(
     asked: &Asked,
     most_unknown: i64,
 ) -> Result<Outcome, Failure> {
-    const PUSH: &str = "
-        SELECT life, base_offset FROM queen.push($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)
-        WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)
-            AND queen.takes_sealed($1, $13)";
-    const PUSH_ONCE: &str = "
-        SELECT kind, g, rel, life, record_offset, takes, partition_id, unknown, expires_at, now, server
-        FROM queen.push_once($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$14,$15,$16,$17,$18,$19,$20,$21,$22)
-        WHERE queen.takes_clear($1, $11) AND queen.takes_repeats($1, $12)
-            AND queen.takes_sealed($1, $13)";
     let segments = push.segments();
     let clear = push.queues_by_seal(false);
     let mut values: Vec<&(dyn ToSql + Sync)> = vec![
@@ -168,8 +184,7 @@ async fn write(
         &secret,
     ];
     if asked.marks.is_empty() {
-        let statement = client.prepare_cached(PUSH).await?;
-        let rows = client.query(&statement, &values).await?;
+        let rows = client.query(statement, &values).await?;
         return Ok(Outcome::of_plain(&rows));
     }
     let marks = &asked.marks;
@@ -185,8 +200,7 @@ async fn write(
         &looks.upto,
         &most_unknown,
     ]);
-    let statement = client.prepare_cached(PUSH_ONCE).await?;
-    let rows = client.query(&statement, &values).await?;
+    let rows = client.query(statement, &values).await?;
     Ok(Outcome::of(&rows, marks, push.counts()))
 }
 

@@ -25,3 +25,4 @@ mod standby;
 mod support;
 mod tls;
 mod wide;
+mod wire;

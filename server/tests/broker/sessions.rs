@@ -1,6 +1,9 @@
 //! Sessions of the broker that end under it.
 
+use private_postgres::{Options, PrivatePostgres};
+
 use crate::support::{Fixture, until};
+use crate::wire::{Line, Wire};
 
 const ROUNDS: usize = 20;
 /// Every session of a broker, or the one that waits for a lock.
@@ -87,5 +90,32 @@ async fn what_only_reads_is_read_again_where_its_session_was_cut() {
         };
         let (answer, ()) = tokio::join!(fixture.request(method, path, body), cut);
         assert_eq!(answer.status, 200, "{path}: {}", answer.text);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_whose_session_is_cut_before_it_is_sent_is_written_once_on_another() {
+    let postgres = PrivatePostgres::start(Options::throwaway()).unwrap();
+    let wire = Wire::to(&postgres).await;
+    let port = wire.port().to_string();
+    let variables = [("PG_HOST", "127.0.0.1"), ("PG_PORT", port.as_str())];
+    let fixture = Fixture::on(postgres, &variables).await;
+    let session = fixture.session().await;
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+               WHERE application_name = 'queen'";
+    let body = r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#;
+    for (round, id) in ["", r#""transactionId":"a","#].into_iter().enumerate() {
+        // A statement is read by the server before it is sent what to do.
+        wire.set(Line::Until("queen.push"));
+        let cut = async {
+            wire.held().await;
+            let ended: i64 = session.query_one(end, &[]).await.unwrap().get(0);
+            assert!(ended >= 1);
+            wire.set(Line::Open);
+        };
+        let push = format!(r#"{{"items":[{{"queue":"q","partition":"p",{id}"payload":1}}]}}"#);
+        let (pushed, ()) = tokio::join!(fixture.post("/api/v1/push", push), cut);
+        assert_eq!(pushed.status, 201, "{}", pushed.text);
+        assert_eq!(fixture.fetch(body).await.record_count(), round + 1);
     }
 }

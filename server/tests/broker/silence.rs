@@ -5,76 +5,11 @@ use std::time::{Duration, Instant};
 
 use private_postgres::{Options, PrivatePostgres};
 use queen::broker::Running;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use crate::support::{Fixture, config, until};
-
-/// What becomes of the bytes between a broker and its database.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Line {
-    Open,
-    /// They are taken and never arrive.
-    Silent,
-    /// Connections are cut; new ones are served.
-    Cut,
-}
-
-/// Stands between a broker and its database.
-struct Wire {
-    port: u16,
-    line: watch::Sender<Line>,
-}
-
-impl Wire {
-    async fn to(postgres: &PrivatePostgres) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let (line, state) = watch::channel(Line::Open);
-        let server = postgres.port();
-        tokio::spawn(async move {
-            while let Ok((client, _)) = listener.accept().await {
-                let Ok(server) = TcpStream::connect(("127.0.0.1", server)).await else {
-                    continue;
-                };
-                let (from_client, to_client) = client.into_split();
-                let (from_server, to_server) = server.into_split();
-                tokio::spawn(carry(from_client, to_server, state.clone()));
-                tokio::spawn(carry(from_server, to_client, state.clone()));
-            }
-        });
-        Self { port, line }
-    }
-
-    fn set(&self, line: Line) {
-        self.line.send_replace(line);
-    }
-}
-
-/// Carries bytes one way until the line is cut.
-async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut line: watch::Receiver<Line>) {
-    line.mark_unchanged();
-    let mut bytes = vec![0; 64 * 1024];
-    loop {
-        tokio::select! {
-            changed = line.changed() => {
-                if changed.is_err() || *line.borrow_and_update() == Line::Cut {
-                    return;
-                }
-            }
-            read = from.read(&mut bytes) => {
-                let Ok(count @ 1..) = read else { return };
-                let silent = *line.borrow() == Line::Silent;
-                if !silent && to.write_all(&bytes[..count]).await.is_err() {
-                    return;
-                }
-            }
-        }
-    }
-}
+use crate::wire::{Line, Wire};
 
 const PUSH: &str = r#"{"items":[{"queue":"q","partition":"p","payload":1}]}"#;
 
@@ -82,7 +17,7 @@ const PUSH: &str = r#"{"items":[{"queue":"q","partition":"p","payload":1}]}"#;
 async fn a_database_that_falls_silent_holds_the_slots_alone_and_is_gone_once_its_line_is_cut() {
     let postgres = PrivatePostgres::start(Options::throwaway()).unwrap();
     let wire = Wire::to(&postgres).await;
-    let port = wire.port.to_string();
+    let port = wire.port().to_string();
     let variables = [
         ("PG_HOST", "127.0.0.1"),
         ("PG_PORT", port.as_str()),
