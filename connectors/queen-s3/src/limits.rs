@@ -113,6 +113,9 @@ pub const LISTED_HOURS: i64 = 48;
 /// Of the memory budget, the part (one in so many) that reading leaves to encoded bytes which are not
 /// compressed.
 pub const ENCODED_PART: usize = 4;
+/// How much longer than the last window's a window's objects are expected to be, for their length in
+/// records.
+pub const ENCODED_MARGIN: f64 = 1.25;
 /// Record bytes that are handed to the encoder at a time.
 pub const ENCODE_STEP_BYTES: usize = 4 * MIB;
 /// Parts of one multipart upload that are in flight at a time, at most.

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 use crate::limits::SPARE_BUFFER_LEAST_BYTES;
 
@@ -20,6 +22,7 @@ pub struct MemoryBudget {
     /// Of that, what is kept free for bytes to come.
     reserved: AtomicUsize,
     spare: Mutex<Vec<Vec<u8>>>,
+    freed: Notify,
 }
 
 impl MemoryBudget {
@@ -30,6 +33,7 @@ impl MemoryBudget {
             used: AtomicUsize::new(0),
             reserved: AtomicUsize::new(0),
             spare: Mutex::default(),
+            freed: Notify::new(),
         })
     }
 
@@ -52,6 +56,11 @@ impl MemoryBudget {
     /// is here.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
+    }
+
+    /// Ends once anything is given back after it was enabled.
+    pub fn freed(&self) -> Notified<'_> {
+        self.freed.notified()
     }
 
     /// An empty buffer for `length` bytes, which is not counted by itself.
@@ -135,12 +144,13 @@ impl MemoryBudget {
 pub struct Reservation(Hold);
 
 impl Reservation {
-    /// Gives back what is beyond `bytes`.
-    pub fn shrink(&mut self, bytes: usize) {
-        let beyond = self.0.bytes.saturating_sub(bytes);
-        self.0.bytes -= beyond;
-        self.0.budget.reserved.fetch_sub(beyond, Ordering::Relaxed);
-        self.0.budget.used.fetch_sub(beyond, Ordering::Relaxed);
+    /// Room for `bytes`, out of this one as far as it goes, and claimed beyond.
+    pub fn take(&mut self, bytes: usize) -> Self {
+        let within = bytes.min(self.0.bytes);
+        let mut taken = self.0.budget.claim(bytes - within);
+        self.0.bytes -= within;
+        taken.0.bytes += within;
+        taken
     }
 }
 
@@ -168,6 +178,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let before = self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.freed.notify_waiters();
         if before == self.bytes {
             self.budget.spare().clear();
         }
@@ -221,11 +232,14 @@ mod tests {
         let mut room = budget.reserve(50, 20).expect("it fits");
         assert_eq!((budget.used(), budget.buffered()), (80, 30));
         assert!(budget.reserve(21, 0).is_none());
-        room.shrink(60);
-        assert_eq!(budget.used(), 80, "it only gets smaller");
-        room.shrink(10);
-        assert_eq!((budget.used(), budget.buffered()), (40, 30));
+        let part = room.take(40);
+        assert_eq!(budget.used(), 80, "it is out of what was reserved");
+        let last = room.take(25);
+        assert_eq!((budget.used(), budget.buffered()), (95, 30), "15 more");
+        drop(part);
         drop(room);
+        assert_eq!((budget.used(), budget.buffered()), (55, 30));
+        drop(last);
         assert_eq!((budget.used(), budget.buffered()), (30, 30));
         let claimed = budget.claim(200);
         assert_eq!((budget.used(), budget.buffered()), (230, 30));

@@ -1,7 +1,7 @@
 //! Writing a window: intent, objects, manifest, pointer.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, PoisonError};
 
 use futures::try_join;
 use serde_json::Map;
@@ -26,21 +26,23 @@ use crate::window::ClosedWindow;
 impl Task {
     /// Writes a closed window when its turn has come, and moves the pointer over it. Before that its
     /// records are encoded; an error of theirs waits for the turn, too, because the window before it
-    /// is to be committed all the same. `room` is what they take until they are up.
+    /// is to be committed all the same. `room` is what they are expected to take
+    /// until they are up.
     pub(super) async fn commit(
         &self,
         fence: &Fence,
         turn: Turn,
-        room: Option<Reservation>,
-        window: &ClosedWindow,
+        room: Reservation,
+        mut window: ClosedWindow,
     ) -> Result<Standing, End> {
         let gaps = Gaps {
-            lost: window.lost.clone(),
-            late: window.late.clone(),
+            lost: std::mem::take(&mut window.lost),
+            late: std::mem::take(&mut window.late),
         };
         let (after, lineage) = (turn.after(), turn.lineage());
         let intent = self.intent(after, lineage, window.t_start, window.t_end, &gaps);
         let (gate, ahead) = (&Gate::closed(), !turn.is_now());
+        let room = Mutex::new(room);
         let opening = async {
             let standing = turn.come().await;
             fence.write_intent(&intent).await?;
@@ -55,36 +57,21 @@ impl Task {
             let permit = Permit {
                 gate,
                 fence,
-                has_room: room.is_some(),
+                room: &room,
             };
-            let content = self.build(permit, &intent, window).await;
+            let content = self.write_buffered(permit, &intent, window).await;
             gate.pass().await;
-            content
+            content.map_err(|trouble| match trouble {
+                Trouble::End(end) => end,
+                Trouble::Restart | Trouble::Differs => {
+                    unreachable!("nothing is looked for, and parts are kept until they are up")
+                }
+            })
         };
         let (standing, content) = try_join!(opening, building)?;
         drop(room);
         self.conclude(fence, &standing, &intent, content, gaps)
             .await
-    }
-
-    /// Writes the objects of a window, trying until they are up.
-    async fn build(
-        &self,
-        permit: Permit<'_>,
-        intent: &Intent,
-        window: &ClosedWindow,
-    ) -> Result<Content, End> {
-        let mut backoff = self.context.jitter.backoff();
-        loop {
-            match self.write_buffered(permit, intent, window).await {
-                Ok(content) => return Ok(content),
-                Err(Trouble::Restart | Trouble::Differs) => self.restarts(intent),
-                Err(Trouble::End(end)) => return Err(end),
-            }
-            // They are this window's: nothing of the next one goes up before its intent is durable.
-            self.abort_uploads().await;
-            tokio::time::sleep(backoff.next(None)).await;
-        }
     }
 
     /// The intent of the window `[t_start, t_end)` that follows the one numbered `after`. It carries
@@ -121,20 +108,13 @@ impl Task {
         intent
     }
 
-    /// Notes that a window's objects have to be built again.
-    pub(super) fn restarts(&self, intent: &Intent) {
-        warn!(
-            queue = %self.queue,
-            k = intent.k,
-            "an object could not be brought to its end; the window's objects are built again"
-        );
-    }
-
+    /// Writes the objects of a window from its records in memory, which are dropped as they are
+    /// encoded.
     async fn write_buffered(
         &self,
         permit: Permit<'_>,
         intent: &Intent,
-        window: &ClosedWindow,
+        window: ClosedWindow,
     ) -> Result<Content, Trouble> {
         let sizes = match intent.layout {
             Layout::Merged => Sizes::Merged(window.record_bytes),
@@ -153,9 +133,9 @@ impl Task {
         };
         let mut writer = WindowWriter::new(self, permit, intent, sizes, Looking::Nowhere);
         let written = async {
-            for (partition, chunks) in &window.partitions {
+            for (partition, chunks) in window.partitions {
                 for chunk in chunks {
-                    writer.push(partition, chunk.clone()).await?;
+                    writer.push(&partition, chunk).await?;
                 }
             }
             writer.finish().await

@@ -2,6 +2,7 @@
 //! the intent's bounds and written under exactly its names, whatever the configuration says now.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Mutex;
 
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -159,7 +160,12 @@ impl Task {
                     continue;
                 }
                 Err(Redo::Trouble(Trouble::Restart)) => {
-                    self.restarts(&intent);
+                    warn!(
+                        %queue,
+                        k = intent.k,
+                        "an object could not be brought to its end; the window's objects are \
+                         built again"
+                    );
                     tokio::time::sleep(backoff.next(None)).await;
                     continue;
                 }
@@ -211,11 +217,8 @@ impl Task {
         below.append(&mut stream.written);
         let sizes = sizes?;
         let gate = &Gate::opened();
-        let permit = Permit {
-            gate,
-            fence,
-            has_room: false,
-        };
+        let room = &Mutex::new(self.context.budget.claim(0));
+        let permit = Permit { gate, fence, room };
         let mut writer = WindowWriter::new(self, permit, window.intent, sizes, looking);
         let mut stream = window.stream(self);
         let written = async {

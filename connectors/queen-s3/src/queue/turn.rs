@@ -1,9 +1,12 @@
 //! The order of windows: one may be encoded while the window before it is being committed, but
 //! nothing of it leaves the process before its own intent is durable.
 
+use std::sync::Mutex;
+
 use tokio::sync::{oneshot, watch};
 
 use super::Standing;
+use crate::memory::Reservation;
 use crate::ownership::Fence;
 
 /// What a window is the next one after.
@@ -66,8 +69,8 @@ pub(super) struct Permit<'a> {
     pub(super) gate: &'a Gate,
     /// The lease is held.
     pub(super) fence: &'a Fence,
-    /// What is encoded has its room in the memory budget already.
-    pub(super) has_room: bool,
+    /// Room in the memory budget for what is encoded.
+    pub(super) room: &'a Mutex<Reservation>,
 }
 
 /// Closed until the intent of a window is durable: what is encoded until then stays in memory.

@@ -7,14 +7,14 @@ use std::time::Duration;
 use futures::TryStreamExt;
 use queen_s3::broker::Name;
 use queen_s3::bucket::Bucket;
-use queen_s3::lake::Layout;
 use queen_s3::lake::checkpoint::Checkpoint;
+use queen_s3::lake::{Compression, Layout};
 use queen_s3::limits::{MIB, OBJECTS_IN_FLIGHT};
 use tokio::time::Instant;
 
 use crate::bucket::{Do, MemoryBucket};
 use crate::history::records;
-use crate::log::Log;
+use crate::log::{Limits, Log};
 use crate::sink::{Options, SINK, Sink, committed, eventually};
 use crate::{HOUR, SECOND, TEN, in_virtual_time};
 
@@ -185,6 +185,60 @@ fn a_checkpoint_is_of_its_window_whatever_is_closed_by_then() {
             let offsets: Vec<i64> = checkpoint.positions.iter().map(|one| one.offset).collect();
             assert_eq!(offsets, [records as i64], "after window {}", checkpoint.k);
         }
+    });
+}
+
+#[test]
+fn room_for_what_records_are_likely_to_become_is_enough_once_a_window_has_shown_it() {
+    in_virtual_time(async {
+        let (log, bucket) = (log(), bucket());
+        let mut options = options();
+        options.settings.shape.compression = Compression::Zstd;
+        options.settings.fetch_concurrency = 1;
+        // The one fetch call leaves half of it: room for a window's records, but not for as much again.
+        options.memory = 9 * MIB / 2;
+        log.limit(Limits {
+            entry_records: RECORDS as usize / 2,
+            ..Limits::default()
+        });
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+        let status = sink.status.queue(QUEUE);
+        let (mut first, mut later) = (0, 0);
+        eventually("every window", || {
+            let (k, _) = committed(&log, QUEUE);
+            let most = if k == 0 { &mut first } else { &mut later };
+            *most = (*most).max(status.writing.load(Relaxed));
+            k > WINDOWS
+        })
+        .await;
+        sink.stop().await;
+        assert!(first < 2 * WINDOW, "{first} bytes were being written");
+        assert!(later >= 2 * WINDOW, "{later} bytes were being written");
+        let manifests = bucket.manifests(QUEUE);
+        let written = manifests.iter().filter_map(|one| one["records"].as_u64());
+        assert_eq!(written.sum::<u64>(), log.records(QUEUE).len() as u64);
+    });
+}
+
+#[test]
+fn reading_goes_on_as_soon_as_there_is_room_again() {
+    in_virtual_time(async {
+        let (log, bucket) = (log(), Arc::<MemoryBucket>::default());
+        bucket.plan(|_| Do::Slowly(SLOW));
+        let mut options = options();
+        options.settings.shape.compression = Compression::Zstd;
+        options.settings.discovery_interval = Duration::from_secs(300);
+        options.settings.fetch_concurrency = 1;
+        options.memory = 5 * MIB / 4;
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+        // Nothing else happens that would have it looked for room.
+        eventually("the next window is read while the first goes up", || {
+            put(&bucket, "/w-").is_some() && sink.budget.buffered() as u64 > WINDOW / 2
+        })
+        .await;
+        let windows = committed(&log, QUEUE).0;
+        assert_eq!(windows, 0, "the first window goes up meanwhile");
+        sink.kill();
     });
 }
 

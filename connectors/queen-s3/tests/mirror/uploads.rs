@@ -129,6 +129,33 @@ fn a_completion_whose_answer_is_lost_is_looked_for_and_not_repeated() {
 }
 
 #[test]
+fn records_are_dropped_as_they_are_encoded_and_what_became_of_them_when_it_is_up() {
+    for threshold in [5, 64] {
+        in_virtual_time(async {
+            let (log, bucket) = (mebibytes(8), Arc::<MemoryBucket>::default());
+            bucket.plan(|asked| match asked.key.contains("/checkpoint/") {
+                true => Do::Go,
+                false => Do::Slowly(Duration::from_secs(20)),
+            });
+            let mut options = in_parts();
+            options.settings.multipart_threshold_bytes = threshold * MIB as u64;
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+            let writes =
+                || bucket.asked("put", "").len() + bucket.asked("multipart_part", "").len();
+            eventually("an upload", || writes() > 0).await;
+            assert_eq!(sink.budget.buffered(), 0, "records");
+            assert!(sink.budget.used() > 8 * MIB, "their lines");
+            eventually("the manifest's", || {
+                !bucket.asked("put", "/windows/").is_empty()
+            })
+            .await;
+            assert_eq!((committed(&log, QUEUE).0, sink.budget.used()), (0, 0));
+            sink.kill();
+        });
+    }
+}
+
+#[test]
 fn an_upload_that_the_store_forgot_is_begun_again() {
     for forgotten_at in ["multipart_part", "multipart_complete"] {
         in_virtual_time(async {

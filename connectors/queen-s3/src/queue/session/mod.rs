@@ -6,6 +6,7 @@ mod reading;
 mod sizing;
 
 use std::future::Future;
+use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ use crate::config::CrashPoint;
 use crate::gaps::Gaps;
 use crate::lake::checkpoint::Positions;
 use crate::lake::documents::Intent;
-use crate::limits::{FETCH_CALL_LEAST_BYTES, QUEUE_ROOM_BYTES};
+use crate::limits::{ENCODED_MARGIN, FETCH_CALL_LEAST_BYTES, QUEUE_ROOM_BYTES};
 use crate::observe::sampled::Sampled;
 use crate::ownership::Fence;
 use crate::retry::Backoff;
@@ -62,11 +63,18 @@ enum Event {
     Checkpointed(bool, u64),
 }
 
+/// A window that is being committed.
+#[derive(Clone, Copy)]
+struct Window {
+    k: u64,
+    record_bytes: u64,
+}
+
 /// A window that is encoded while the one before it is being committed.
 struct Ahead {
     /// Tells it that its turn has come.
     turn: oneshot::Sender<Standing>,
-    record_bytes: u64,
+    window: Window,
     /// What a checkpoint after the window before it holds, if one is due.
     positions: Option<Positions>,
 }
@@ -82,6 +90,8 @@ struct Session<'a> {
     next_pass: Instant,
     pass_backoff: Backoff,
     fetches: usize,
+    /// Whether memory for more was missed.
+    short: bool,
     fetch_backoff: Backoff,
     /// How long the broker asked to wait with the last failure.
     fetch_asked: Option<Duration>,
@@ -91,8 +101,10 @@ struct Session<'a> {
     reserved: usize,
     sizing: Sizing,
     committing: bool,
-    /// Number of the window that is being committed; a move of the pointer has none.
-    window: Option<u64>,
+    /// The window that is being committed; a move of the pointer has none.
+    window: Option<Window>,
+    /// Bytes expected of an object for each record byte of a window, at most 1.
+    encoded_share: f64,
     /// The window after it, if it is closed.
     ahead: Option<Ahead>,
     checkpointing: bool,
@@ -148,6 +160,7 @@ impl Task {
             next_pass: now,
             pass_backoff: self.context.jitter.backoff(),
             fetches: 0,
+            short: false,
             fetch_backoff: self.context.jitter.backoff(),
             fetch_asked: None,
             barren: false,
@@ -155,6 +168,7 @@ impl Task {
             sizing: Sizing::new(),
             committing: false,
             window: None,
+            encoded_share: 1.0,
             ahead: None,
             checkpointing: false,
             checkpointed,
@@ -177,7 +191,12 @@ fn micros(duration: Duration) -> i64 {
 
 impl<'a> Session<'a> {
     async fn run(&mut self, stop: &mut watch::Receiver<bool>) -> Outcome {
+        let budget = &self.task.context.budget;
         loop {
+            let mut freed = pin!(budget.freed());
+            // From here on, so that nothing is given back unheard after it was missed below.
+            freed.as_mut().enable();
+            self.short = false;
             if *stop.borrow() {
                 if self.judged_last_window() && !self.committing {
                     return End::Drained.into();
@@ -205,6 +224,7 @@ impl<'a> Session<'a> {
                 biased;
                 () = stopping(stop), if !draining => continue,
                 Some(event) = self.under_way.next() => event,
+                () = freed, if self.short => continue,
                 () = until(wake) => continue,
             };
             if let Err(outcome) = self.apply(event) {
@@ -250,10 +270,13 @@ impl<'a> Session<'a> {
 
     fn committed(&mut self, standing: Standing) {
         self.standing = standing;
+        if let Some(written) = self.window {
+            self.learn(written);
+        }
         let ahead = self.ahead.take();
         self.committing = ahead.is_some();
-        self.window = ahead.as_ref().map(|_| self.standing.pointer.k + 1);
-        let writing = ahead.as_ref().map_or(0, |ahead| ahead.record_bytes);
+        self.window = ahead.as_ref().map(|ahead| ahead.window);
+        let writing = self.window.map_or(0, |window| window.record_bytes);
         self.task.status.writing.store(writing, Relaxed);
         self.show_checkpoint_age();
         let due = self.checkpoint_due(self.standing.pointer.k) && !self.checkpointing;
@@ -272,6 +295,14 @@ impl<'a> Session<'a> {
                 let written = task.write_checkpoint(fence, &standing, positions).await;
                 Event::Checkpointed(written, standing.pointer.k)
             });
+        }
+    }
+
+    /// Learns from a window that is committed how long the objects of the next ones may become.
+    fn learn(&mut self, written: Window) {
+        if written.record_bytes > 0 {
+            let share = self.standing.pointer.bytes as f64 / written.record_bytes as f64;
+            self.encoded_share = (share * ENCODED_MARGIN).min(1.0);
         }
     }
 
@@ -316,11 +347,15 @@ impl<'a> Session<'a> {
             Close::Window(window) => {
                 let writing = &self.task.status.writing;
                 writing.store(window.record_bytes, Relaxed);
-                self.window = Some(standing.pointer.k + 1);
+                self.window = Some(Window {
+                    k: standing.pointer.k + 1,
+                    record_bytes: window.record_bytes,
+                });
                 let turn = Turn::Now(standing);
-                self.start(async move {
-                    Event::Committed(task.commit(fence, turn, None, &window).await)
-                })
+                let room = task.context.budget.claim(0);
+                self.start(
+                    async move { Event::Committed(task.commit(fence, turn, room, window).await) },
+                )
             }
             Close::Idle(t_end) => self.start(async move {
                 Event::Committed(task.commit_idle(fence, &standing, t_end).await)
@@ -329,9 +364,10 @@ impl<'a> Session<'a> {
     }
 
     /// Closes the window after the one that is being committed, to be encoded meanwhile: one that is
-    /// full, while there is room for its records, as many encoded bytes, and what is read meanwhile.
+    /// full, while there is room for its records, for what they are likely to become, and for what is
+    /// read meanwhile.
     fn close_ahead(&mut self) {
-        let Some(k) = self.window.filter(|_| self.ahead.is_none()) else {
+        let Some(Window { k, .. }) = self.window.filter(|_| self.ahead.is_none()) else {
             return;
         };
         if !self.engine.is_full() {
@@ -339,22 +375,25 @@ impl<'a> Session<'a> {
         }
         let settings = self.task.settings();
         let reading = self.reserved + settings.fetch_concurrency * self.task.call_bytes();
+        let encoded = settings.target_bytes as f64 * self.encoded_share;
         let budget = &self.task.context.budget;
-        let Some(mut room) = budget.reserve(settings.target_bytes as usize, reading) else {
+        let Some(room) = budget.reserve(encoded as usize, reading) else {
+            self.short = true;
             return;
         };
         let positions = self.checkpoint_due(k).then(|| self.engine.checkpoint());
         let Some(Close::Window(window)) = self.engine.close(Press::None) else {
             return;
         };
-        let record_bytes = window.record_bytes;
-        room.shrink(record_bytes as usize);
         let writing = &self.task.status.writing;
-        writing.fetch_add(record_bytes, Relaxed);
+        writing.fetch_add(window.record_bytes, Relaxed);
         let (turn, committed) = oneshot::channel();
         self.ahead = Some(Ahead {
             turn,
-            record_bytes,
+            window: Window {
+                k: k + 1,
+                record_bytes: window.record_bytes,
+            },
             positions,
         });
         let turn = Turn::Later(Waiting {
@@ -363,8 +402,7 @@ impl<'a> Session<'a> {
             committed,
         });
         let (task, fence) = (self.task, self.fence);
-        let room = Some(room);
-        self.start(async move { Event::Committed(task.commit(fence, turn, room, &window).await) });
+        self.start(async move { Event::Committed(task.commit(fence, turn, room, window).await) });
     }
 
     /// Begins a window whose records do not fit in memory; `false` when there is none to begin.

@@ -188,7 +188,10 @@ impl Session<'_> {
             if self.fetches > 0 && !known {
                 return;
             }
-            let Some(room) = self.room() else { return };
+            let Some(room) = self.room() else {
+                self.short = true;
+                return;
+            };
             let room = self.sizing.aim(room);
             let reads = self.engine.next_reads(self.entries(room));
             let max_bytes = self.sizing.read_bytes(room, reads.len());
