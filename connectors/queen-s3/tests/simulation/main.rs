@@ -12,7 +12,9 @@ use std::num::NonZero;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use world::run::{Broken, Report, run};
 
 /// Seeds of an ordinary run.
@@ -38,18 +40,32 @@ const KEPT: &[(u64, &str)] = &[
         "a partition begins another life between two passes, and a window closes before the second",
     ),
 ];
+/// What an ordinary run may take of each core: whoever runs the tests waits no longer for it. Time of the
+/// processor, because what else the machine does is no fault of it.
+const SEEDS_WITHIN: Duration = Duration::from_secs(120);
 /// Failing seeds that a run shows before it gives up.
 const SHOWN: usize = 3;
 
 fn setting(name: &str) -> Option<u64> {
-    let text = std::env::var(name)
-        .ok()
-        .filter(|text| !text.trim().is_empty())?;
-    Some(
-        text.trim()
-            .parse()
-            .unwrap_or_else(|_| panic!("{name}={text} is not a number")),
-    )
+    let value = std::env::var_os(name)?;
+    // What is no text is no number.
+    let text = value.to_string_lossy();
+    let text = text.trim();
+    (!text.is_empty()).then(|| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name}={text} is not a number"))
+    })
+}
+
+/// Cores that a run uses.
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// Time of the processor that this process has taken, on all cores.
+fn processor_time() -> Duration {
+    let taken = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::try_from(taken).expect("no process has taken less than nothing")
 }
 
 /// Runs `seeds` on all cores.
@@ -57,7 +73,7 @@ fn run_all(seeds: &[u64]) -> (Vec<Report>, Vec<Broken>) {
     let next = AtomicUsize::new(0);
     let results = Mutex::new((Vec::new(), Vec::new()));
     thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
+        for _ in 0..cores() {
             scope.spawn(|| {
                 loop {
                     let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) else {
@@ -94,11 +110,14 @@ fn seeds() -> Vec<u64> {
 
 #[test]
 fn the_lake_stays_whole_whatever_happens() {
-    let (reports, mut broken) = run_all(&seeds());
+    let seeds = seeds();
+    let before = processor_time();
+    let (reports, mut broken) = run_all(&seeds);
+    let taken = processor_time() - before;
     broken.sort_by_key(|broken| broken.seed);
     let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
     println!(
-        "{} seeds: {} calls, {} windows, {} idle moves, {} records, {} deleted unread, {} of them unnamed, {} queues stopped by a broken promise, {:.0} virtual hours",
+        "{} seeds: {} calls, {} windows, {} idle moves, {} records, {} deleted unread, {} of them unnamed, {} uploads counted wrong, {} queues stopped by a broken promise, {:.0} virtual hours, {:.1} s of the processor",
         reports.len(),
         sum(|report| report.calls),
         sum(|report| report.windows),
@@ -106,12 +125,14 @@ fn the_lake_stays_whole_whatever_happens() {
         sum(|report| report.records),
         sum(|report| report.lost),
         sum(|report| report.unannounced),
+        sum(|report| report.miscounted),
         sum(|report| report.stopped),
         reports
             .iter()
             .map(|report| report.elapsed.as_secs_f64())
             .sum::<f64>()
             / 3_600.0,
+        taken.as_secs_f64(),
     );
     for failure in &broken {
         eprintln!("{failure}");
@@ -124,6 +145,15 @@ fn the_lake_stays_whole_whatever_happens() {
         failed.is_empty(),
         "the invariants broke under seeds {failed:?}"
     );
+    if seeds.len() as u64 >= SEEDS {
+        let ordinary = taken.mul_f64(SEEDS as f64 / seeds.len() as f64);
+        let bound = SEEDS_WITHIN * u32::try_from(cores()).unwrap_or(u32::MAX);
+        assert!(
+            ordinary <= bound,
+            "{SEEDS} seeds take {ordinary:?} of the processor, and {bound:?} are allowed: as long as on these \
+             cores takes {SEEDS_WITHIN:?}"
+        );
+    }
 }
 
 #[test]

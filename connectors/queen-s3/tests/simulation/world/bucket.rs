@@ -11,6 +11,7 @@ use queen_s3::bucket::{
 };
 
 use super::World;
+use super::doubt::{Counted, counted};
 use super::network::{Failure, Link};
 use super::objects::{Object, md5_of};
 use super::scenario::ETags;
@@ -29,6 +30,10 @@ impl Bucket for Link {
                 "PUT {key} carries another MD5 than its body has"
             )));
         }
+        let doubt = self
+            .world
+            .with(|state| state.doubts.manifest(&who, &content));
+        self.world.judge(doubt);
         let at = key.to_owned();
         self.call(
             &format!("put {key}"),
@@ -51,6 +56,7 @@ impl Bucket for Link {
         )
         .await
         .map_err(|failure| error("put", key, failure))?;
+        self.doubt_ends(key);
         if key.contains("/checkpoint/") {
             self.process.checkpoint_written();
         }
@@ -82,6 +88,9 @@ impl Bucket for Link {
             self.world
                 .with(|state| state.checker.checkpoint_read(who, key, &object.bytes));
         }
+        if found.is_some() && !breaks {
+            self.doubt_ends(key);
+        }
         Ok(found.map(|object| {
             let mut chunks: Vec<_> = object
                 .bytes
@@ -103,27 +112,33 @@ impl Bucket for Link {
     async fn head(&self, key: &str) -> Result<Option<ObjectInfo>, BucketError> {
         let at = key.to_owned();
         let etags = self.world.scenario.etags;
-        self.call(
-            &format!("head {key}"),
-            false,
-            Arc::new(move |world: Arc<World>| {
-                let key = at.clone();
-                Box::pin(async move {
-                    world.with(|state| {
-                        state.objects.visible.get(&key).map(|object| ObjectInfo {
-                            size: object.bytes.len() as u64,
-                            etag: match etags {
-                                ETags::Plain => Some(object.etag.clone()),
-                                ETags::Opaque => Some("of-no-meaning".to_owned()),
-                                ETags::Missing => None,
-                            },
+        let found = self
+            .call(
+                &format!("head {key}"),
+                false,
+                Arc::new(move |world: Arc<World>| {
+                    let key = at.clone();
+                    Box::pin(async move {
+                        world.with(|state| {
+                            state.objects.visible.get(&key).map(|object| ObjectInfo {
+                                size: object.bytes.len() as u64,
+                                etag: match etags {
+                                    ETags::Plain => Some(object.etag.clone()),
+                                    ETags::Opaque => Some("of-no-meaning".to_owned()),
+                                    ETags::Missing => None,
+                                },
+                            })
                         })
                     })
-                })
-            }),
-        )
-        .await
-        .map_err(|failure| error("head", key, failure))
+                }),
+            )
+            .await
+            .map_err(|failure| error("head", key, failure))?;
+        if let Some(etag) = found.as_ref().and_then(|found| found.etag.as_ref()) {
+            let who = &self.process.name;
+            self.world.with(|state| state.doubts.seen(who, key, etag));
+        }
+        Ok(found)
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage, BucketError> {
@@ -221,22 +236,40 @@ impl Bucket for Link {
         let who = self.process.name.clone();
         self.check_fence(key);
         let (at, id, parts) = (key.to_owned(), upload_id.to_owned(), etags.to_vec());
-        self.call(
-            &format!("complete {key}"),
-            false,
-            Arc::new(move |world: Arc<World>| {
-                let (who, key) = (who.clone(), at.clone());
-                let (id, etags) = (id.clone(), parts.clone());
-                Box::pin(async move {
-                    expire(&world, &id);
-                    let object = world.with(|state| state.objects.complete(&key, &id, &etags));
-                    object.map(|object| show(&world, &who, &key, object))
-                })
-            }),
-        )
-        .await
-        .map_err(|failure| error("multipart_complete", key, failure))?
-        .ok_or_else(|| no_such_upload("multipart_complete", key))
+        let counted = self
+            .call(
+                &format!("complete {key}"),
+                false,
+                Arc::new(move |world: Arc<World>| {
+                    let (who, key) = (who.clone(), at.clone());
+                    let (id, etags) = (id.clone(), parts.clone());
+                    Box::pin(async move {
+                        expire(&world, &id);
+                        let object = world.with(|state| state.objects.complete(&key, &id, &etags));
+                        object.map(|mut object| {
+                            let counted = counted(&world, &mut object);
+                            show(&world, &who, &key, object);
+                            counted
+                        })
+                    })
+                }),
+            )
+            .await
+            .map_err(|failure| error("multipart_complete", key, failure))?
+            .ok_or_else(|| no_such_upload("multipart_complete", key))?;
+        match counted {
+            Counted::Right => {
+                self.doubt_ends(key);
+                Ok(())
+            }
+            Counted::Wrong(right) => {
+                let who = &self.process.name;
+                self.world
+                    .note(format_args!("{who} is told of other parts of {key}"));
+                self.world.with(|state| state.doubts.begin(who, key, right));
+                Err(error("multipart_complete", key, Failure::Checksum))
+            }
+        }
     }
 
     async fn abort_multipart(&self, key: &str, upload_id: &str) -> Result<(), BucketError> {
@@ -256,6 +289,12 @@ impl Bucket for Link {
 }
 
 impl Link {
+    /// This process knows the object under `key` to be right.
+    fn doubt_ends(&self, key: &str) {
+        let who = &self.process.name;
+        self.world.with(|state| state.doubts.end(who, key));
+    }
+
     /// A list of checkpoints is where a reading state begins, unless it follows a new one.
     fn reading_begins(&self, prefix: &str) {
         if self.process.take_checkpoint_written() {

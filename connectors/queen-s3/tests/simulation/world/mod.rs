@@ -8,6 +8,7 @@ pub mod checker;
 pub mod clock;
 pub mod dice;
 pub mod disaster;
+pub mod doubt;
 pub mod gate;
 pub mod log;
 pub mod network;
@@ -34,6 +35,7 @@ use tokio::time::Instant;
 
 use checker::Checker;
 use dice::Dice;
+use doubt::Doubts;
 use log::Log;
 use objects::Objects;
 use scenario::Scenario;
@@ -64,12 +66,16 @@ pub struct World {
 pub struct State {
     /// Chance.
     pub dice: Dice,
+    /// Chance of what histories in which it does not happen do not follow from.
+    pub own: Dice,
     /// The broker's log.
     pub log: Log,
     /// The broker's key/value store.
     pub store: Store,
     /// The bucket.
     pub objects: Objects,
+    /// What it counted wrong.
+    pub doubts: Doubts,
     /// What must hold.
     pub checker: Checker,
     /// Whether faults have ended.
@@ -91,14 +97,16 @@ pub struct State {
 impl World {
     /// A world for `seed`.
     pub fn new(seed: u64) -> Self {
-        let mut dice = Dice::new(seed);
-        let scenario = Scenario::draw(&mut dice, &mut Dice::new(!seed));
+        let (mut dice, mut own) = (Dice::new(seed), Dice::new(!seed));
+        let scenario = Scenario::draw(&mut dice, &mut own);
         let log = Log::new(scenario.write_at_lag);
         let state = State {
             dice,
+            own,
             log,
             store: Store::default(),
             objects: Objects::default(),
+            doubts: Doubts::default(),
             checker: Checker::new(&scenario),
             calm: false,
             clock_step: 0,

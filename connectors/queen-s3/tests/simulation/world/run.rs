@@ -40,6 +40,8 @@ pub struct Report {
     pub unannounced: u64,
     /// Queues that are stopped because an object contradicts a log that broke its promise.
     pub stopped: u64,
+    /// Completed uploads whose parts the store counted wrong.
+    pub miscounted: u64,
     /// Virtual time.
     pub elapsed: Duration,
 }
@@ -230,6 +232,7 @@ fn report(world: &World) -> Report {
             lost: count(|truth| truth.deleted && truth.placed.is_none()),
             unannounced: state.checker.unannounced(&state.log),
             stopped: stopped(world, state),
+            miscounted: state.doubts.met,
             elapsed: world.elapsed(),
         }
     })
