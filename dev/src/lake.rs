@@ -9,6 +9,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::parquet;
+
 /// One sink's lake in a bucket that is a folder.
 #[derive(Debug, Clone)]
 pub struct Lake {
@@ -26,7 +28,7 @@ pub struct LakeObject {
     pub bytes: Vec<u8>,
 }
 
-/// A record in the lake: one line of a JSONL object.
+/// A record in the lake: one line of a JSONL object, or one row of a Parquet object.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LakeRecord {
@@ -93,12 +95,17 @@ impl Lake {
             .collect()
     }
 
-    /// Every record of `queue`, by key and place in the object.
+    /// Every record of `queue`, by key and place in the object; those of Parquet objects at the end.
     pub fn records(&self, queue: &str) -> Result<Vec<LakeRecord>> {
-        let mut records = Vec::new();
+        let (mut records, mut parquet) = (Vec::new(), Vec::new());
         for object in self.objects(queue)? {
-            records.extend(parse(&object).with_context(|| format!("read {}", object.key))?);
+            if object.key.ends_with(".parquet") {
+                parquet.push(object.key);
+            } else {
+                records.extend(parse(&object).with_context(|| format!("read {}", object.key))?);
+            }
         }
+        records.extend(parquet::records(&self.bucket, &parquet)?);
         Ok(records)
     }
 

@@ -15,6 +15,7 @@ mod lake;
 mod limits;
 mod logs;
 mod moto;
+mod parquet;
 pub mod payloads;
 mod process;
 mod s3;

@@ -52,8 +52,10 @@ pub enum Silence {
 /// How often each fault met traffic.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FaultCounts {
-    /// Pieces that waited, for latency or for bandwidth.
+    /// Pieces that waited for latency.
     pub delayed: u64,
+    /// Pieces that waited for bandwidth.
+    pub narrowed: u64,
     /// Connections reset.
     pub reset: u64,
     /// Connections that fell silent.
@@ -79,6 +81,7 @@ struct Link {
     faults: watch::Sender<Faults>,
     dice: Mutex<Rng>,
     delayed: AtomicU64,
+    narrowed: AtomicU64,
     reset: AtomicU64,
     silenced: AtomicU64,
     refused_before: AtomicU64,
@@ -126,6 +129,7 @@ impl FaultProxy {
             faults: watch::Sender::new(Faults::default()),
             dice: Mutex::new(Rng::with_seed(seed)),
             delayed: AtomicU64::new(0),
+            narrowed: AtomicU64::new(0),
             reset: AtomicU64::new(0),
             silenced: AtomicU64::new(0),
             refused_before: AtomicU64::new(0),
@@ -159,6 +163,7 @@ impl FaultProxy {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         FaultCounts {
             delayed: read(&self.link.delayed),
+            narrowed: read(&self.link.narrowed),
             reset: read(&self.link.reset),
             silenced: read(&self.link.silenced),
             refused_before: read(&self.link.refused_before),

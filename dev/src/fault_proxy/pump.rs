@@ -71,11 +71,14 @@ async fn suffer(length: usize, link: &Link) -> io::Result<()> {
     if jitter > 0 {
         wait += Duration::from_millis(link.dice(|dice| dice.u64(0..=jitter)));
     }
+    if !wait.is_zero() {
+        count(&link.delayed);
+    }
     if let Some(rate) = faults.bytes_per_second.filter(|rate| *rate > 0) {
+        count(&link.narrowed);
         wait += Duration::from_secs_f64(length as f64 / f64::from(rate));
     }
     if !wait.is_zero() {
-        count(&link.delayed);
         tokio::time::sleep(wait).await;
     }
     Ok(())

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use queen_dev::{Event, LakeRecord, Pushed, check, verify};
+use queen_dev::{Event, Lake, LakeRecord, Pushed, check, verify};
 use queen_e2e::assert_windows_tile;
 
 use super::producers::Ledger;
-use super::stage::{QUEUES, Stage};
+use super::stage::{LARGE, QUEUES, Stage, THRESHOLD_BYTES};
 
 /// How long the lakes may take to hold everything. Longest is the way back of a sink whose
 /// connection fell silent: it gives an upload up after one minute, and waits up to one more.
@@ -46,12 +46,28 @@ pub async fn judge(stage: &mut Stage, ledger: &Ledger) -> Result<()> {
             judged().with_context(|| format!("the lake {sink} of {queue}"))?;
         }
     }
+    went_up_in_parts(&stage.lake("east").await?)?;
     let folder = stage.dir().join("logs");
     for (instance, variables) in stage.instances() {
         verify(variables, &folder, &format!("{instance}-verify"))
             .await
             .with_context(|| format!("the lake of {instance}"))?;
     }
+    Ok(())
+}
+
+/// Checks that the run was what it says: objects of the large queue were too large for one request.
+fn went_up_in_parts(lake: &Lake) -> Result<()> {
+    let manifests = lake.manifests(LARGE)?;
+    let objects = manifests
+        .iter()
+        .filter_map(|manifest| manifest["objects"].as_array());
+    let bytes = objects
+        .flatten()
+        .filter_map(|object| object["bytes"].as_u64());
+    let large = bytes.filter(|bytes| *bytes > THRESHOLD_BYTES).count();
+    eprintln!("{large} objects went up in parts");
+    ensure!(large > 0, "no object of {LARGE} went up in parts");
     Ok(())
 }
 

@@ -25,14 +25,12 @@ const SEED: u64 = 5;
 const TICK: Duration = Duration::from_millis(50);
 
 fn number(variable: &str) -> Result<Option<u64>> {
-    match env::var(variable).ok().filter(|value| !value.is_empty()) {
-        Some(value) => {
-            Ok(Some(value.parse().with_context(|| {
-                format!("{variable} is no whole number: {value}")
-            })?))
-        }
-        None => Ok(None),
-    }
+    let Some(value) = env::var_os(variable).filter(|value| !value.is_empty()) else {
+        return Ok(None);
+    };
+    let number = value.to_str().and_then(|text| text.parse().ok());
+    let number = number.with_context(|| format!("{variable} is no whole number: {value:?}"))?;
+    Ok(Some(number))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,12 +10,18 @@ use fastrand::Rng;
 use queen_dev::{BrokerClient, Event, Pushed};
 use tokio::task::JoinSet;
 
-use super::stage::{QUEUES, Stage};
+use super::stage::{LARGE, QUEUES, Stage};
 
 const PRODUCERS: u64 = 4;
 const PARTITIONS: usize = 5;
 /// Records of a push at most.
 const BATCH: usize = 12;
+/// The first producer's push of every so many rounds is a large one, the first of all among them.
+const LARGE_EVERY: u64 = 32;
+/// Records of a large push, and what pads each: more than goes up in one request, and in one segment, so
+/// that no two windows share it.
+const LARGE_RECORDS: usize = 12;
+const LARGE_PAD: usize = 460_000;
 /// Between two pushes of one producer.
 const PAUSE_MS: std::ops::Range<u64> = 40..160;
 /// How long a producer waits for an answer.
@@ -97,6 +103,10 @@ async fn produce(
             break;
         }
         let events = batch(number, round, &mut dice);
+        let large = is_large(number, round);
+        // The run is to have a large one, and the end of the run must not wait for it.
+        let gives_up =
+            |dice: &mut Rng| stop.load(Ordering::Relaxed) || (!large && dice.u8(0..GIVES_UP) == 0);
         let mut tries = 0;
         loop {
             tries += 1;
@@ -108,7 +118,7 @@ async fn produce(
                     ledger.repeated += usize::from(tries > 1);
                     break;
                 }
-                Err(_) if dice.u8(0..GIVES_UP) == 0 => {
+                Err(_) if gives_up(&mut dice) => {
                     ledger.failed += 1;
                     ledger.unsettled.extend(events);
                     break;
@@ -122,19 +132,35 @@ async fn produce(
     ledger
 }
 
+fn is_large(producer: u64, round: u64) -> bool {
+    producer == 0 && round.is_multiple_of(LARGE_EVERY)
+}
+
 fn batch(producer: u64, round: u64, dice: &mut Rng) -> Vec<Event> {
-    let records = dice.usize(1..=BATCH);
+    let large = is_large(producer, round);
+    let one_partition = dice.usize(0..PARTITIONS);
+    let records = if large {
+        LARGE_RECORDS
+    } else {
+        dice.usize(1..=BATCH)
+    };
     (0..records)
         .map(|item| {
             let id = format!("{producer}-{round}-{item}");
+            let (queue, partition, pad) = if large {
+                (LARGE, one_partition, LARGE_PAD)
+            } else {
+                let queue = QUEUES[dice.usize(0..QUEUES.len())];
+                (queue, dice.usize(0..PARTITIONS), dice.usize(0..400))
+            };
             let payload = format!(
                 r#"{{"id":"{id}", "amount":{}.50,"note":"é 🦀 \u0007","pad":"{}"}}"#,
                 dice.u32(..),
-                "x".repeat(dice.usize(0..400))
+                "x".repeat(pad)
             );
             Event {
-                queue: QUEUES[dice.usize(0..QUEUES.len())].into(),
-                partition: format!("p/{}", dice.usize(0..PARTITIONS)),
+                queue: queue.into(),
+                partition: format!("p/{partition}"),
                 transaction_id: id,
                 payload: payload.into(),
             }

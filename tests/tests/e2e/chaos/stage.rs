@@ -32,6 +32,29 @@ const CASTS: [(&str, &str, &str); SINKS] = [
     ("west", "west-0", "*"),
 ];
 
+/// Objects above this go up in parts: the least that the sink takes.
+const THRESHOLD_MB: &str = "5";
+/// In bytes.
+pub const THRESHOLD_BYTES: u64 = 5 << 20;
+/// The queue whose objects are as large as that: its records are not compressed.
+pub const LARGE: &str = "mails";
+
+/// What one instance has that the others have not.
+fn own_variables(instance: &str) -> &'static [(&'static str, &'static str)] {
+    match instance {
+        // It alone has the large queue.
+        "east-1" => &[
+            ("QUEEN_S3_COMPRESSION", "none"),
+            ("QUEEN_S3_MULTIPART_THRESHOLD_MB", THRESHOLD_MB),
+        ],
+        "west-0" => &[
+            ("QUEEN_S3_LAYOUT", "per-partition"),
+            ("QUEEN_S3_FORMAT", "parquet"),
+        ],
+        _ => &[],
+    }
+}
+
 /// The exit code of a sink that got SIGTERM again while it drained: 128 and the signal.
 const DRAIN_CUT_SHORT: i32 = 128 + 15;
 /// After which pause a process that has ended is started again.
@@ -45,6 +68,9 @@ pub struct Stage {
     s3: S3Server,
     moto: Moto,
     postgres: PrivatePostgres,
+    /// How often the database was back after a restart, and after a kill.
+    restarts: u32,
+    kills: u32,
 }
 
 struct Link {
@@ -183,13 +209,8 @@ impl Stage {
             ]
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into();
-            if name == "west" {
-                for (name, value) in [
-                    ("QUEEN_S3_LAYOUT", "per-partition"),
-                    ("QUEEN_S3_COMPRESSION", "gzip"),
-                ] {
-                    variables.push((name.into(), value.into()));
-                }
+            for (name, value) in own_variables(instance) {
+                variables.push(((*name).into(), (*value).into()));
             }
             sinks.push(SinkPart {
                 sink: Sink::start(variables.clone(), &logs, instance)?,
@@ -205,6 +226,8 @@ impl Stage {
             s3,
             moto,
             postgres,
+            restarts: 0,
+            kills: 0,
         })
     }
 
@@ -254,12 +277,17 @@ impl Stage {
                 node.end.signalled = true;
                 node.broker.signal(Signal::KILL);
             }
-            What::RestartDatabase | What::KillDatabase => tokio::task::block_in_place(|| {
-                if what == What::KillDatabase {
-                    self.postgres.kill();
-                }
-                self.postgres.restart().context("restart the database")
-            })?,
+            What::RestartDatabase | What::KillDatabase => {
+                let kill = what == What::KillDatabase;
+                tokio::task::block_in_place(|| {
+                    if kill {
+                        self.postgres.kill();
+                    }
+                    self.postgres.restart().context("restart the database")
+                })?;
+                self.kills += u32::from(kill);
+                self.restarts += u32::from(!kill);
+            }
         }
         Ok(())
     }
@@ -346,6 +374,11 @@ impl Stage {
                 part.end.starts
             );
         }
+        let _ = writeln!(
+            text,
+            "the database: restarted {} times, killed {} times",
+            self.restarts, self.kills
+        );
         for link in &self.links {
             let _ = writeln!(text, "{}: {:?}", link.name, link.proxy.counts());
         }
@@ -353,19 +386,22 @@ impl Stage {
     }
 
     /// Checks that the run was what it says: each kind of fault met something, and every process
-    /// was started again.
+    /// was started again, the database after a restart and after a kill.
     pub fn every_fault_met_traffic(&self) -> Result<()> {
         let met = |field: fn(FaultCounts) -> u64| {
             let all = self.links.iter().map(|link| field(link.proxy.counts()));
             all.sum::<u64>() > 0
         };
         let all = met(|counts| counts.delayed)
+            && met(|counts| counts.narrowed)
             && met(|counts| counts.reset)
             && met(|counts| counts.silenced)
             && met(|counts| counts.refused_before)
             && met(|counts| counts.refused_after)
             && self.sinks.iter().all(|part| part.end.starts > 0)
-            && self.nodes.iter().all(|part| part.end.starts > 0);
+            && self.nodes.iter().all(|part| part.end.starts > 0)
+            && self.restarts > 0
+            && self.kills > 0;
         ensure!(all, "not every fault met anything:\n{}", self.story());
         Ok(())
     }
