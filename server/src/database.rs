@@ -1,4 +1,4 @@
-//! The connection to PostgreSQL: pool, session settings, and what is checked at boot.
+//! The connection to PostgreSQL: pool and session settings.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,30 +7,21 @@ use deadpool_postgres::{
     BuildError, Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime, Status,
     TimeoutType, Timeouts,
 };
-use refinery::Report;
-use refinery::error::Kind;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Connection, Socket};
 
 use crate::admission::Slot;
 use crate::config::DatabaseConfig;
 use crate::error::{ApiError, describe};
 use crate::limits::{
-    ANSWER_MARGIN, CONNECT_TIMEOUT, CONNECTION_WAIT, LANE_SHARES, LOCK_CLASS_MIGRATE,
-    MIGRATION_ATTEMPTS, MIGRATION_LOCK_WAIT, MIGRATION_PAUSE, OBSERVING_SHARE, SILENCE_LIMIT,
+    ANSWER_MARGIN, CONNECT_TIMEOUT, CONNECTION_WAIT, LANE_SHARES, OBSERVING_SHARE, SILENCE_LIMIT,
     SILENCE_PROBE, SILENCE_PROBES, SILENT_SESSIONS,
 };
 use crate::session::{Connector, Ends, Session, verify};
 use crate::tls::Stream;
 
-mod embedded {
-    refinery::embed_migrations!("sql/migrations");
-}
-
-/// The oldest server the broker runs on.
-const OLDEST_SERVER: i32 = 150_000;
+mod schema;
 
 /// The database cannot be used; the broker does not start.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +35,19 @@ pub enum BootError {
         address: String,
         /// Why, in the server's or the system's words.
         reason: String,
+    },
+    /// It does not answer any more.
+    #[error(
+        "PostgreSQL at {address} has not taken a connection for {} s while the schema \"queen\" was brought \
+         up to date: see to that server, or name another one in PG_HOST and PG_PORT; what was unfinished is \
+         undone, so start the broker again",
+        .silence.as_secs()
+    )]
+    Silent {
+        /// Where.
+        address: String,
+        /// For how long.
+        silence: Duration,
     },
     /// The server replays another's log.
     #[error("PostgreSQL at {0} is a standby: point PG_HOST at the primary")]
@@ -94,19 +98,9 @@ impl Database {
     /// [`BootError`] says what to do.
     pub async fn open(config: &DatabaseConfig) -> Result<Self, BootError> {
         let address = format!("{config:?}");
-        let (mut client, connection) =
-            connect(config, Duration::ZERO)
-                .await
-                .map_err(|reason| BootError::Connect {
-                    address: address.clone(),
-                    reason,
-                })?;
-        let driver = tokio::spawn(connection);
-        let checked = check_and_migrate(&mut client, &address).await;
-        drop(client);
-        driver.abort();
+        let checked = schema::open(config, &address).await?;
         let config = &DatabaseConfig {
-            synchronous_commit: Some(checked?.synchronous_commit),
+            synchronous_commit: Some(checked.synchronous_commit),
             ..config.clone()
         };
 
@@ -300,6 +294,16 @@ fn session(config: &DatabaseConfig, statement_timeout: Duration) -> tokio_postgr
     postgres
 }
 
+/// Whether the server takes a session, or says why it does not.
+async fn answers(config: &DatabaseConfig) -> bool {
+    let session = session(config, config.statement_timeout);
+    match timeout(CONNECT_TIMEOUT, session.connect(config.tls.clone())).await {
+        Ok(Ok(_)) => true,
+        Ok(Err(error)) => error.as_db_error().is_some(),
+        Err(_) => false,
+    }
+}
+
 async fn connect(
     config: &DatabaseConfig,
     statement_timeout: Duration,
@@ -315,114 +319,6 @@ async fn connect(
     }
 }
 
-/// What the server is set to and the broker has to make up for.
-struct Checked {
-    /// What every session sets, so that nobody switches it off under the broker: as the server has it,
-    /// and `on` where it is `off`, with which a crash would lose what was acknowledged.
-    synchronous_commit: String,
-}
-
-async fn check_and_migrate(client: &mut Client, address: &str) -> Result<Checked, BootError> {
-    let failed = |reason: String| BootError::Migrate {
-        address: address.into(),
-        reason,
-    };
-    let row = client
-        .query_one(
-            "SELECT pg_is_in_recovery(), current_setting('server_version_num')::int,
-                    current_setting('server_version'),
-                    CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'
-                         ELSE current_setting('synchronous_commit') END,
-                    current_setting('fsync') = 'off'",
-            &[],
-        )
-        .await
-        .map_err(|error| failed(describe(&error)))?;
-    if row.get(0) {
-        return Err(BootError::Standby(address.into()));
-    }
-    if row.get::<_, i32>(1) < OLDEST_SERVER {
-        return Err(BootError::TooOld {
-            address: address.into(),
-            version: row.get(2),
-        });
-    }
-    if row.get(4) {
-        tracing::warn!(
-            "fsync is off on this PostgreSQL: a crash of its machine loses acknowledged records"
-        );
-    }
-    let checked = Checked {
-        synchronous_commit: row.get(3),
-    };
-    // Waiting for another broker's migrations may take longer than any lock of a request. The lock
-    // goes with the session.
-    client
-        .batch_execute(&format!(
-            "SET lock_timeout = 0;
-             SELECT pg_advisory_lock({LOCK_CLASS_MIGRATE}, 0);
-             SET lock_timeout = {};
-             CREATE SCHEMA IF NOT EXISTS queen;",
-            MIGRATION_LOCK_WAIT.as_millis()
-        ))
-        .await
-        .map_err(|error| failed(describe(&error)))?;
-    let report = migrate(client).await.map_err(|error| {
-        let advice = match error.kind() {
-            _ if is_lock_away(&error) => {
-                "; a transaction holds what the migration needs: end it, and brokers of an older version"
-            }
-            Kind::DivergentVersion(..) | Kind::MissingVersion(_) => {
-                "; the schema is of another version of the broker: run that one, or name a database \
-                 without it in PG_DB"
-            }
-            _ => "",
-        };
-        failed(format!("{error:#}{advice}"))
-    })?;
-    for migration in report.applied_migrations() {
-        tracing::info!(%migration, "schema migrated");
-    }
-    client
-        .batch_execute(&format!(
-            "SELECT pg_advisory_unlock({LOCK_CLASS_MIGRATE}, 0)"
-        ))
-        .await
-        .map_err(|error| failed(describe(&error)))?;
-    Ok(checked)
-}
-
-/// Applies the migrations that are missing. One that does not get a lock at once lets go of its others
-/// and asks again: requests of other brokers would wait behind it for as long as it waits.
-async fn migrate(client: &mut Client) -> Result<Report, refinery::Error> {
-    let mut runner = embedded::migrations::runner();
-    runner.set_migration_table_name("queen.migrations");
-    let mut attempt = 1;
-    loop {
-        match runner.run_async(client).await {
-            Err(error) if attempt < MIGRATION_ATTEMPTS && is_lock_away(&error) => {
-                tracing::warn!(
-                    attempt,
-                    "a migration waits for a lock that another session of the database holds"
-                );
-                attempt += 1;
-                tokio::time::sleep(MIGRATION_PAUSE).await;
-            }
-            done => return done,
-        }
-    }
-}
-
-fn is_lock_away(error: &refinery::Error) -> bool {
-    let Kind::Connection(_, source) = error.kind() else {
-        return false;
-    };
-    let code = source
-        .downcast_ref::<tokio_postgres::Error>()
-        .and_then(tokio_postgres::Error::code);
-    code == Some(&SqlState::LOCK_NOT_AVAILABLE) || code == Some(&SqlState::T_R_DEADLOCK_DETECTED)
-}
-
 /// What a connection outside of the pool brings: notifications, for one that listens.
 pub type Message = AsyncMessage;
 
@@ -430,24 +326,6 @@ pub type Message = AsyncMessage;
 mod tests {
     use super::*;
     use crate::config::Config;
-
-    #[test]
-    fn each_function_of_the_schema_is_made_in_one_place() {
-        let mut made = std::collections::BTreeSet::new();
-        for migration in embedded::migrations::runner().get_migrations() {
-            let sql = migration.sql().unwrap_or_default();
-            for statement in sql.split("\nCREATE ").skip(1) {
-                let name = statement
-                    .trim_start_matches("OR REPLACE ")
-                    .strip_prefix("FUNCTION queen.")
-                    .and_then(|rest| rest.split('(').next());
-                if let Some(name) = name {
-                    assert!(made.insert(name.to_owned()), "{name}: {migration}");
-                }
-            }
-        }
-        assert!(made.len() > 20, "{made:?}");
-    }
 
     #[test]
     fn every_session_notices_a_server_that_vanished_without_a_word() {

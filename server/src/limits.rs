@@ -77,6 +77,10 @@ pub const LOCK_CLASS_KV: i32 = 0x5155_0002;
 pub const MIGRATION_LOCK_WAIT: Duration = Duration::from_secs(1);
 /// How often a migration asks for its locks before the broker gives up.
 pub const MIGRATION_ATTEMPTS: usize = 60;
+/// While a migration runs, or another broker's is waited for, the server is asked this often whether it lives.
+pub const MIGRATION_PROBE: Duration = Duration::from_secs(5);
+/// A server that has taken no connection for this long meanwhile is not waited for.
+pub const MIGRATION_SILENCE: Duration = Duration::from_secs(20);
 /// Pause between two of these attempts: what waited for the migration goes on meanwhile.
 pub const MIGRATION_PAUSE: Duration = Duration::from_secs(1);
 

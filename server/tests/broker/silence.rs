@@ -1,14 +1,16 @@
 //! A PostgreSQL that does not answer.
 
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use private_postgres::{Options, PrivatePostgres};
 use queen::broker::Running;
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-use crate::support::{Fixture, config, until};
+use crate::support::{Fixture, config, session_of, until};
 use crate::wire::{Line, Wire};
 
 const PUSH: &str = r#"{"items":[{"queue":"q","partition":"p","payload":1}]}"#;
@@ -71,6 +73,51 @@ async fn a_server_that_takes_a_connection_and_says_nothing_ends_the_boot() {
         "{error}"
     );
     assert!(begun.elapsed() < Duration::from_secs(20));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_stopped_in_the_middle_of_a_migration_ends_the_boot_with_1_and_a_word() {
+    /// After 20 s without an answer, and the machine may be busy.
+    const ENDED: Duration = Duration::from_secs(60);
+    let postgres = PrivatePostgres::start(Options::throwaway()).unwrap();
+    let session = session_of(&postgres).await;
+    let slow = "CREATE FUNCTION slow() RETURNS event_trigger LANGUAGE plpgsql AS
+                    'BEGIN PERFORM pg_sleep(3600); END';
+                CREATE EVENT TRIGGER slow ON ddl_command_start WHEN TAG IN ('CREATE FUNCTION')
+                    EXECUTE FUNCTION slow()";
+    session.batch_execute(slow).await.unwrap();
+    let broker = Command::new(env!("CARGO_BIN_EXE_queen"))
+        .env_clear()
+        .env("PORT", "0")
+        .env("PG_HOST", postgres.host())
+        .env("PG_PORT", postgres.port().to_string())
+        .env("PG_USER", postgres.user())
+        .env("PG_PASSWORD", postgres.password())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let migrating = "SELECT count(*) FROM pg_stat_activity
+                     WHERE application_name = 'queen' AND wait_event = 'PgSleep'";
+    until(|| async {
+        let row = session.query_one(migrating, &[]).await.unwrap();
+        row.get::<_, i64>(0) == 1
+    })
+    .await;
+    let _frozen = postgres.freeze().unwrap();
+    let process = Pid::from_child(&broker);
+    let mut ended = tokio::task::spawn_blocking(move || broker.wait_with_output().unwrap());
+    let output = timeout(ENDED, &mut ended).await;
+    if output.is_err() {
+        kill_process(process, Signal::KILL).unwrap();
+    }
+    let output = output.expect("the boot ends").unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let address = format!("127.0.0.1:{}", postgres.port());
+    for told in ["has not taken a connection for 20 s", "PG_HOST", &address] {
+        assert!(text.contains(told), "{told}: {text}");
+    }
+    assert!(!text.contains(postgres.password()), "{text}");
 }
 
 /// Longest time that a request may take while the database is stopped: a wait for a slot, and one for a session

@@ -145,14 +145,7 @@ impl Fixture {
 
     /// A superuser's session of its own.
     pub async fn session(&self) -> tokio_postgres::Client {
-        let mut config = tokio_postgres::Config::new();
-        config
-            .host_path(self.postgres.socket_dir())
-            .port(self.postgres.port())
-            .user(self.postgres.user())
-            .password(self.postgres.password())
-            .dbname(self.postgres.database());
-        connect(&config).await
+        session_of(&self.postgres).await
     }
 
     pub async fn changed(&self, body: &str) -> queen_protocol::ChangedResponse {
@@ -188,6 +181,18 @@ impl Fixture {
     pub async fn until_parked(&self, count: usize) {
         until(|| async { self.broker.broker().waiters.count() == count }).await;
     }
+}
+
+/// A superuser's session of its own.
+pub async fn session_of(postgres: &PrivatePostgres) -> tokio_postgres::Client {
+    let mut config = tokio_postgres::Config::new();
+    config
+        .host_path(postgres.socket_dir())
+        .port(postgres.port())
+        .user(postgres.user())
+        .password(postgres.password())
+        .dbname(postgres.database());
+    connect(&config).await
 }
 
 pub async fn connect(config: &tokio_postgres::Config) -> tokio_postgres::Client {
