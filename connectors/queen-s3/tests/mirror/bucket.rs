@@ -134,6 +134,11 @@ impl MemoryBucket {
         asked.iter().filter(wanted).cloned().collect()
     }
 
+    /// How many requests were made.
+    pub fn requests(&self) -> usize {
+        held(&self.asked).len()
+    }
+
     /// Uploads in parts that are neither completed nor given up.
     pub fn open_uploads(&self) -> usize {
         self.state().uploads.len()

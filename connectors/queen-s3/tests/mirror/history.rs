@@ -254,18 +254,62 @@ fn what_is_held_stays_within_the_budget_and_one_fetch_call_of_each_queue() {
 }
 
 #[test]
-fn an_idle_queue_moves_its_pointer_and_leaves_the_bucket_alone() {
+fn an_idle_queue_moves_its_pointer_and_asks_the_bucket_for_nothing() {
+    for windows in [0, 1] {
+        in_virtual_time(async {
+            let log = Log::new(TEN + HOUR + 10 * SECOND, about_a_kibibyte);
+            log.create("orders");
+            if windows > 0 {
+                log.write("orders", &Name::from("p"), TEN, 1);
+            }
+            let bucket = Arc::<MemoryBucket>::default();
+            let sink = Sink::start(&log, &bucket, &["orders"], &Options::new());
+            let moved = |to: i64| committed(&log, "orders").1 > to;
+            eventually("what there is", || moved(TEN + HOUR)).await;
+            // A window's checkpoint, and what it supersedes, come after its pointer.
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            let requests = bucket.requests();
+            eventually("two hours", || moved(TEN + 3 * HOUR)).await;
+            assert_eq!(bucket.requests(), requests, "requests of an idle queue");
+            assert_eq!(committed(&log, "orders").0, windows);
+            assert_eq!(bucket.manifests("orders").len() as u64, windows);
+            let status = sink.status.queue("orders");
+            assert_eq!(status.windows.load(Relaxed), windows);
+            assert!(sink.health().ok);
+            sink.stop().await;
+        });
+    }
+}
+
+fn sixty_four_kibibytes(_: &str, offset: i64) -> String {
+    format!("{{\"n\":{offset},\"pad\":\"{}\"}}", "x".repeat(64 * KIB))
+}
+
+#[test]
+fn a_redo_holds_a_few_fetches_of_a_window_that_is_larger_than_the_memory() {
     in_virtual_time(async {
-        let log = Log::new(TEN, about_a_kibibyte);
+        const MEMORY: usize = 4 * MIB;
+        let log = Log::new(TEN + HOUR + 10 * SECOND, sixty_four_kibibytes);
         log.create("orders");
+        for record in 0..1_000 {
+            let name = Name::from(format!("p-{:02}", record % 20));
+            log.write("orders", &name, TEN + record * SECOND, 1);
+        }
+        let mut options = Options::new();
+        options.memory = MEMORY;
+        options.settings.multipart_threshold_bytes = 2 * MIB as u64;
+        options.settings.part_bytes = MIB;
+        interrupted(&log, options.settings.shape, 0);
         let bucket = Arc::<MemoryBucket>::default();
-        let sink = Sink::start(&log, &bucket, &["orders"], &Options::new());
-        eventually("a day", || committed(&log, "orders").1 > TEN + HOUR).await;
-        assert_eq!(committed(&log, "orders").0, 0);
-        assert!(bucket.data().is_empty() && bucket.manifests("orders").is_empty());
-        let windows = &sink.status.queue("orders").windows;
-        assert_eq!(windows.load(Relaxed), 0);
+        let sink = Sink::start(&log, &bucket, &["orders"], &options);
+        eventually("the window", || committed(&log, "orders").0 == 1).await;
+        let most = log.take_counts().most_held;
         sink.stop().await;
+        assert_eq!(records(&bucket), log.records("orders"));
+        let window: usize = bucket.data().values().map(|object| object.len()).sum();
+        assert!(window > 15 * MEMORY, "{window}");
+        // The first records of its partitions together, the next ones of one of them, and parts.
+        assert!(most > MIB && most < window / 4, "{most} of {window}");
     });
 }
 

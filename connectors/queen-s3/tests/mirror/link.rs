@@ -57,6 +57,11 @@ fn error(operation: &'static str, kind: BrokerErrorKind) -> BrokerError {
 #[async_trait]
 impl Broker for Link {
     async fn fetch(&self, request: &FetchRequest) -> Result<FetchAnswer, BrokerError> {
+        if self.log.refuses_fetch() {
+            self.travel().await;
+            let silence = BrokerErrorKind::Malformed("nobody answers".to_owned());
+            return Err(error("POST /api/v1/fetch", silence));
+        }
         let at_once = self.fetching.fetch_add(1, Ordering::Relaxed) + 1;
         self.travel().await;
         self.log.fetching();

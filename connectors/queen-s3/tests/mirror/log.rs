@@ -2,7 +2,7 @@
 //! partitions, and counting what it is asked.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -133,6 +133,7 @@ pub struct Log {
     degraded: AtomicBool,
     silent: AtomicBool,
     mute: AtomicBool,
+    refusing: AtomicU64,
     denying: AtomicBool,
     anonymous: AtomicBool,
     timeless: AtomicBool,
@@ -183,6 +184,7 @@ impl Log {
             degraded: AtomicBool::new(false),
             silent: AtomicBool::new(false),
             mute: AtomicBool::new(false),
+            refusing: AtomicU64::new(0),
             denying: AtomicBool::new(false),
             anonymous: AtomicBool::new(false),
             timeless: AtomicBool::new(false),
@@ -334,6 +336,18 @@ impl Log {
             fetches,
             happens: Box::new(happens),
         });
+    }
+
+    /// Answers none of the next `fetches` fetch calls.
+    pub fn refuse_fetches(&self, fetches: u64) {
+        self.refusing.store(fetches, Ordering::Relaxed);
+    }
+
+    /// Whether a fetch call is one of those that are not answered.
+    pub fn refuses_fetch(&self) -> bool {
+        let left = |left: u64| left.checked_sub(1);
+        let (set, fetched) = (Ordering::Relaxed, Ordering::Relaxed);
+        self.refusing.fetch_update(set, fetched, left).is_ok()
     }
 
     /// Notes that a fetch call is about to be answered.

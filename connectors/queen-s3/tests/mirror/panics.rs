@@ -1,4 +1,4 @@
-//! A defect that shows only while a window is encoded: what it costs, and whom.
+//! A defect that shows only while a window is encoded: what it costs, and whom; and what a panic tells.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -7,11 +7,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use queen_protocol::kv::KvOperation;
+use queen_s3::broker::http::{HttpBroker, HttpBrokerOptions};
 use queen_s3::broker::{
     Broker, BrokerError, Changed, ChangedRequest, FetchAnswer, FetchRequest, KvAnswer, Name,
 };
+use queen_s3::bucket::s3::{S3Bucket, S3Options, S3Timeouts};
 use queen_s3::compute::Compute;
+use queen_s3::config::Config;
 use queen_s3::memory::MemoryBudget;
+use queen_s3::observe::logging;
 use queen_s3::record::{Batch, Ids, RecordIndex};
 use tokio::time::{Instant, sleep};
 
@@ -125,5 +129,80 @@ fn an_encoder_that_panics_stops_its_queue_for_a_while_and_no_other() {
                 );
             }
         });
+    }
+}
+
+/// Set in a process of its own, to how its log is to look: this test then panics in it.
+const PANICS: &str = "QUEEN_TEST_PANICS";
+/// The secrets, and another credential that is nobody's business.
+const SECRETS: [&str; 3] = ["token-hunter2", "secret/hunter2+=", "AKIAHUNTER2"];
+
+/// Panics as nothing in the program does: with all that knows a secret in its message.
+fn panic_with_everything(log_format: &str) {
+    let [token, secret_key, access_key] = SECRETS;
+    let config = Config::from_lookup(|name| {
+        let value = match name {
+            "QUEEN_TOKEN" => token,
+            "QUEEN_S3_SECRET_KEY" => secret_key,
+            "QUEEN_S3_ACCESS_KEY" => access_key,
+            "QUEEN_S3_LOG_FORMAT" => log_format,
+            "QUEEN_S3_QUEUES" | "QUEEN_S3_BUCKET" | "QUEEN_S3_REGION" => "name",
+            "QUEEN_S3_ENDPOINT" => "http://127.0.0.1:9",
+            _ => return None,
+        };
+        Some(value.into())
+    });
+    let config = config.expect("a configuration");
+    logging::start(config.log_format, &config.log_filter).expect("a filter");
+    let broker_options = HttpBrokerOptions::new(
+        config.url.clone(),
+        config.token.clone(),
+        MemoryBudget::new(0),
+    );
+    let broker = HttpBroker::new(broker_options.clone()).expect("a token that can be sent");
+    let bucket_options = S3Options {
+        endpoint: config.endpoint.clone(),
+        region: config.region.clone(),
+        bucket: config.bucket.clone(),
+        access_key: config.access_key.clone(),
+        secret_key: config.secret_key.clone(),
+        path_style: true,
+        sse: config.sse.clone(),
+        status: Arc::default(),
+        mid_upload: None,
+        timeouts: S3Timeouts::default(),
+    };
+    let bucket = S3Bucket::new(bucket_options.clone());
+    let everything = (config, broker_options, broker, bucket_options, bucket);
+    panic!("met {everything:?} {everything:#?}");
+}
+
+#[test]
+fn a_panic_tells_no_secret_even_with_all_that_knows_one_in_its_message() {
+    if let Ok(log_format) = std::env::var(PANICS) {
+        panic_with_everything(&log_format);
+    }
+    for log_format in ["human", "json"] {
+        let this = "panics::a_panic_tells_no_secret_even_with_all_that_knows_one_in_its_message";
+        let program = std::env::current_exe().expect("this test's own program");
+        let ended = std::process::Command::new(program)
+            .args(["--exact", this, "--nocapture"])
+            .env(PANICS, log_format)
+            .env("RUST_BACKTRACE", "full")
+            .output()
+            .expect("a process");
+        let said = [ended.stdout, ended.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(!ended.status.success(), "{said}");
+        let lines: Vec<&str> = said.lines().collect();
+        let panics = lines.iter().filter(|line| line.contains("panic at "));
+        assert_eq!(panics.count(), 1, "{said}");
+        assert!(
+            said.contains("<secret>") && said.contains("S3Bucket"),
+            "{said}"
+        );
+        for secret in SECRETS {
+            assert!(!said.contains(secret), "{said}");
+        }
     }
 }

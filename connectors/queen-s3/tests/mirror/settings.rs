@@ -146,6 +146,25 @@ fn the_figures_of_a_queue_are_those_of_its_manifests() {
 }
 
 #[test]
+fn fetch_calls_that_fail_are_counted_apart_and_tried_again() {
+    in_virtual_time(async {
+        let log = hours_of_records(3);
+        log.refuse_fetches(3);
+        let bucket = Arc::<MemoryBucket>::default();
+        let sink = Sink::start(&log, &bucket, &["orders"], &Options::new());
+        eventually("three windows", || committed(&log, "orders").0 == 3).await;
+        let calls = |result: &str| {
+            let labels = format!("{{queue=\"orders\",result=\"{result}\"}}");
+            sink.shown(&format!("queen_s3_fetch_calls_total{labels}"))
+        };
+        assert_eq!(calls("error"), Some(3.0));
+        assert_eq!(calls("ok"), Some(log.take_counts().fetches as f64));
+        sink.stop().await;
+        assert_eq!(records(&bucket), log.records("orders"));
+    });
+}
+
+#[test]
 fn an_idle_queue_asks_which_partitions_moved_once_an_interval_and_for_no_record() {
     in_virtual_time(async {
         let log = hours_of_records(1);
