@@ -22,6 +22,7 @@ use crate::limits::{
 };
 
 use crate::programs;
+use crate::small_disk;
 
 /// How to start a cluster.
 #[derive(Debug, Clone)]
@@ -38,6 +39,8 @@ pub struct Options {
     pub settings: Vec<(String, String)>,
     /// Further variables of the server's environment, as `name`, `value`.
     pub environment: Vec<(String, String)>,
+    /// Bytes of a small file system in [`PrivatePostgres::small_disk`], for a tablespace that is soon full.
+    pub small_disk: Option<u64>,
 }
 
 impl Options {
@@ -49,6 +52,7 @@ impl Options {
             user: "queen".into(),
             settings: Vec::new(),
             environment: Vec::new(),
+            small_disk: None,
         }
     }
 
@@ -160,6 +164,22 @@ impl PrivatePostgres {
     /// The folder that holds the cluster.
     pub fn dir(&self) -> &Path {
         &self.folder
+    }
+
+    /// The folder that is a file system of its own where the options ask for one. What is in it goes with the
+    /// server.
+    pub fn small_disk(&self) -> PathBuf {
+        self.folder.join("small")
+    }
+
+    /// Whether this machine lets this user have a small file system: root, or who may make user namespaces.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn may_have_small_disk() -> Result<bool, Error> {
+        let folder = temporary_folder("private-postgres-")?;
+        Ok(small_disk::may_be(folder.path(), &Account::detect()?))
     }
 
     /// The server's log of this start. The former start's lies beside it with `.1` appended.
@@ -360,6 +380,17 @@ impl PrivatePostgres {
     /// The server, with its environment. Only it may have that: a preloaded library must not run as
     /// root first, in the program that hands over to the server's account.
     fn server_command(&self, death_signal: &str) -> Result<Command, Error> {
+        let command = self.server_in_environment(death_signal)?;
+        let Some(bytes) = self.options.small_disk else {
+            return Ok(command);
+        };
+        let disk = self.small_disk();
+        fs::create_dir_all(&disk).map_err(Error::io(format!("make {}", disk.display())))?;
+        self.account.own(&disk)?;
+        Ok(small_disk::within(&disk, bytes, &self.account, &command))
+    }
+
+    fn server_in_environment(&self, death_signal: &str) -> Result<Command, Error> {
         let server = self.programs.join("postgres");
         if self.options.environment.is_empty() {
             return self.account.command(&server, Some(death_signal));

@@ -19,6 +19,7 @@ mod frozen;
 mod kept_child;
 mod limits;
 mod programs;
+mod small_disk;
 
 pub use cluster::{Options, PrivatePostgres};
 pub use error::Error;

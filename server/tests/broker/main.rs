@@ -10,6 +10,7 @@ mod clock;
 mod configure;
 mod consume;
 mod dedup;
+mod disk;
 mod embedded;
 mod encryption;
 mod fetch;
