@@ -232,7 +232,7 @@ impl Supervisor {
             Ok(started) => started,
             Err(error) => return Some(format!("cannot start: {error}")),
         };
-        self.state.started(child.pid());
+        // Told before it is shown: who sees it run finds this line.
         tracing::info!(
             pid = child.pid(),
             bin = %self.config.program.display(),
@@ -244,6 +244,7 @@ impl Supervisor {
             },
             "queen-s3 sink started (embedded)"
         );
+        self.state.started(child.pid());
         let ended = tokio::select! {
             status = child.ended() => Some(status),
             () = self.stop.cancelled() => None,

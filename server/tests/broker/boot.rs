@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -146,6 +147,7 @@ fn dev_brings_a_database_of_its_own_and_stops_on_sigterm() {
     // The account that runs PostgreSQL must be able to reach its folder.
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), open).unwrap();
+    let log = folder.path().join("log");
     let start = || {
         let mut child = Command::new(env!("CARGO_BIN_EXE_queen"))
             .arg("--dev")
@@ -154,7 +156,7 @@ fn dev_brings_a_database_of_its_own_and_stops_on_sigterm() {
             .env("PORT", "0")
             .current_dir(folder.path())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(File::create(&log).unwrap())
             .spawn()
             .unwrap();
         let mut line = String::new();
@@ -168,11 +170,17 @@ fn dev_brings_a_database_of_its_own_and_stops_on_sigterm() {
         let (mut child, line) = start();
         assert!(
             line.starts_with("queen ") && line.contains(" listening=http://127.0.0.1:"),
-            "{line}"
+            "{line}\n{}",
+            std::fs::read_to_string(&log).unwrap()
         );
         let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
         kill_process(pid, Signal::TERM).unwrap();
-        assert!(child.wait().unwrap().success());
+        let status = child.wait().unwrap();
+        assert!(
+            status.success(),
+            "{status}\n{}",
+            std::fs::read_to_string(&log).unwrap()
+        );
     }
     assert!(folder.path().join(".queen").is_dir());
 }
