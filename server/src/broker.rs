@@ -69,9 +69,12 @@ impl Broker {
     ///
     /// # Errors
     ///
-    /// As [`Database::client`].
+    /// As [`Database::client`], and once the broker stops.
     pub async fn background(&self) -> Result<Session, ApiError> {
-        let slot = self.lanes.background().await;
+        let slot = tokio::select! {
+            slot = self.lanes.background() => slot,
+            () = self.stopping.cancelled() => return Err(ApiError::Stopping),
+        };
         self.database.client(slot).await
     }
 }

@@ -8,14 +8,18 @@ use crate::limits::{KV_SWEEP_EVERY, KV_SWEEP_ROWS};
 
 /// Sweeps in small steps until the broker stops.
 pub async fn run(broker: Arc<Broker>) {
+    tokio::select! {
+        () = sweeps(&broker) => {}
+        () = broker.stopping.cancelled() => {}
+    }
+}
+
+async fn sweeps(broker: &Broker) {
     loop {
-        tokio::select! {
-            () = tokio::time::sleep(KV_SWEEP_EVERY) => {}
-            () = broker.stopping.cancelled() => return,
-        }
+        tokio::time::sleep(KV_SWEEP_EVERY).await;
         loop {
-            match sweep(&broker).await {
-                Ok(rows) if rows == KV_SWEEP_ROWS as u64 && !broker.stopping.is_cancelled() => {}
+            match sweep(broker).await {
+                Ok(rows) if rows == KV_SWEEP_ROWS as u64 => {}
                 Ok(_) => break,
                 Err(error) => {
                     tracing::warn!(%error, "expired keys could not be swept");

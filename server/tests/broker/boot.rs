@@ -10,6 +10,7 @@ use std::time::Duration;
 use private_postgres::{Options, PrivatePostgres};
 use queen::admission::Slot;
 use queen::broker::Running;
+use queen::error::ApiError;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::timeout;
 use tokio_postgres::Client;
@@ -77,6 +78,24 @@ async fn a_stop_answers_the_parked_fetches() {
         .unwrap()
         .unwrap();
     assert_eq!(parked.await.unwrap().unwrap().status(), 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_does_not_wait_for_the_slots_that_background_work_waits_for() {
+    let fixture = Fixture::start().await;
+    let other = fixture.another(&[]).await;
+    let broker = std::sync::Arc::clone(other.broker());
+    // Commits that wait for a standby keep them for as long.
+    let _taken = [
+        broker.lanes.background().await,
+        broker.lanes.background().await,
+    ];
+    let waiting = async || broker.background().await.err();
+    let waiting = timeout(Duration::from_secs(30), waiting());
+    let (stopped, ended) = tokio::join!(other.stop(), waiting);
+    stopped.unwrap();
+    let error = ended.unwrap().unwrap();
+    assert!(matches!(error, ApiError::Stopping), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
