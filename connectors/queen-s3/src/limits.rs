@@ -113,6 +113,8 @@ pub const LISTED_HOURS: i64 = 48;
 /// Of the memory budget, the part (one in so many) that reading leaves to encoded bytes which are not
 /// compressed.
 pub const ENCODED_PART: usize = 4;
+/// Windows of a queue that may be encoded while the one before them is being committed.
+pub const WINDOWS_AHEAD: usize = 2;
 /// How much longer than the last window's a window's objects are expected to be, for their length in
 /// records.
 pub const ENCODED_MARGIN: f64 = 1.25;

@@ -5,9 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
-use tokio::sync::futures::Notified;
 
-use crate::limits::SPARE_BUFFER_LEAST_BYTES;
+use crate::limits::{FETCH_CALL_LEAST_BYTES, SPARE_BUFFER_LEAST_BYTES};
 
 /// Counts the bytes that buffered records hold: response bodies and their indexes, from the moment
 /// a body arrives until its last record is encoded or dropped.
@@ -58,9 +57,17 @@ impl MemoryBudget {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Ends once anything is given back after it was enabled.
-    pub fn freed(&self) -> Notified<'_> {
-        self.freed.notified()
+    /// Waits until what was given back leaves room for a fetch call. One of those who wait is told; it
+    /// offers what it does not take to the next one.
+    pub async fn room(&self) {
+        self.freed.notified().await;
+    }
+
+    /// Tells one of those who wait for room, if there is some.
+    pub fn offer_room(&self) {
+        if self.used() + FETCH_CALL_LEAST_BYTES <= self.limit {
+            self.freed.notify_one();
+        }
     }
 
     /// An empty buffer for `length` bytes, which is not counted by itself.
@@ -178,7 +185,9 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let before = self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.budget.freed.notify_waiters();
+        if self.bytes > 0 {
+            self.budget.offer_room();
+        }
         if before == self.bytes {
             self.budget.spare().clear();
         }

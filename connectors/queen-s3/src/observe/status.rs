@@ -74,6 +74,12 @@ impl Status {
             .collect()
     }
 
+    /// Whether `predicate` holds of any queue's status.
+    pub fn any_queue(&self, predicate: impl Fn(&QueueStatus) -> bool) -> bool {
+        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.values().any(|status| predicate(status))
+    }
+
     /// Notes whether the broker's `safeTime` is degraded; answers the state when it changed. Not
     /// degraded is what is expected at first.
     pub fn change_degraded(&self, degraded: bool) -> Option<bool> {

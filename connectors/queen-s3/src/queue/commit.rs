@@ -8,6 +8,7 @@ use serde_json::Map;
 use tracing::{error, info, warn};
 
 use super::object::{Looking, Trouble};
+use super::session::Outcome;
 use super::turn::{Gate, Permit, Turn};
 use super::writer::{Content, Sizes, WindowWriter};
 use super::{End, Standing, Task};
@@ -27,14 +28,15 @@ impl Task {
     /// Writes a closed window when its turn has come, and moves the pointer over it. Before that its
     /// records are encoded; an error of theirs waits for the turn, too, because the window before it
     /// is to be committed all the same. `room` is what they are expected to take
-    /// until they are up.
+    /// until they are up. They are dropped as they are encoded: what has to be written once more is
+    /// read once more.
     pub(super) async fn commit(
         &self,
         fence: &Fence,
         turn: Turn,
         room: Reservation,
         mut window: ClosedWindow,
-    ) -> Result<Standing, End> {
+    ) -> Result<Standing, Outcome> {
         let gaps = Gaps {
             lost: std::mem::take(&mut window.lost),
             late: std::mem::take(&mut window.late),
@@ -61,17 +63,24 @@ impl Task {
             };
             let content = self.write_buffered(permit, &intent, window).await;
             gate.pass().await;
-            content.map_err(|trouble| match trouble {
-                Trouble::End(end) => end,
-                Trouble::Restart | Trouble::Differs => {
-                    unreachable!("nothing is looked for, and parts are kept until they are up")
-                }
-            })
+            match content {
+                Ok(content) => Ok(Some(content)),
+                Err(Trouble::Restart | Trouble::Differs) => Ok(None),
+                Err(Trouble::End(end)) => Err(end),
+            }
         };
         let (standing, content) = try_join!(opening, building)?;
         drop(room);
-        self.conclude(fence, &standing, &intent, content, gaps)
-            .await
+        let Some(content) = content else {
+            warn!(
+                queue = %self.queue,
+                k = intent.k,
+                "the store knows an upload no more; its window is written again from its intent"
+            );
+            return Err(Outcome::Redo(Box::new((standing, intent))));
+        };
+        let written = self.conclude(fence, &standing, &intent, content, gaps);
+        Ok(written.await?)
     }
 
     /// The intent of the window `[t_start, t_end)` that follows the one numbered `after`. It carries

@@ -293,13 +293,7 @@ impl Task {
     /// Gives up the multipart uploads that the work left open. Best effort: a lifecycle rule of the
     /// bucket collects what stays.
     async fn abort_uploads(&self) {
-        self.abort_uploads_of("").await;
-    }
-
-    /// The same of those whose key begins with `prefix`.
-    async fn abort_uploads_of(&self, prefix: &str) {
-        let of_it = |(key, _): &mut (String, String)| key.starts_with(prefix);
-        let left: Vec<_> = self.open_uploads().extract_if(.., of_it).collect();
+        let left = std::mem::take(&mut *self.open_uploads());
         for (key, upload_id) in left {
             if let Err(error) = self.context.bucket.abort_multipart(&key, &upload_id).await {
                 debug!(queue = %self.queue, %error, "a multipart upload could not be given up");

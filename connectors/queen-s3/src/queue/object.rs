@@ -95,9 +95,6 @@ pub(super) struct ObjectWriter<'a> {
     waiting_bytes: usize,
     /// Encoded parts that are not handed to an upload.
     parts: Vec<Encoded>,
-    /// Those that were, until the object is there: they may have to go up again. A redo, which needs
-    /// little memory, builds them again instead.
-    kept: Option<Vec<Encoded>>,
     upload_id: Option<String>,
     uploads: FuturesUnordered<PartUpload<'a>>,
     /// ETags of finished parts; `None` where the store forgot the upload.
@@ -130,7 +127,6 @@ impl<'a> ObjectWriter<'a> {
             waiting: Vec::new(),
             waiting_bytes: 0,
             parts: Vec::new(),
-            kept: (looking == Looking::Nowhere).then(Vec::new),
             upload_id: None,
             uploads: FuturesUnordered::new(),
             etags: BTreeMap::new(),
@@ -224,34 +220,10 @@ impl<'a> ObjectWriter<'a> {
             self.task.put(self.permit.fence, &self.key, body).await;
             return Ok((summary, self.tally));
         }
-        let mut backoff = self.task.context.jitter.backoff();
-        loop {
-            self.upload_parts().await;
-            self.drain_uploads(0).await;
-            match self.complete(summary.bytes).await {
-                Ok(()) => return Ok((summary, self.tally)),
-                Err(Trouble::Restart) if self.has_begun_again().await => {
-                    tokio::time::sleep(backoff.next(None)).await;
-                }
-                Err(trouble) => return Err(trouble),
-            }
-        }
-    }
-
-    /// After the store forgot the upload: takes the parts that were kept in hand again, if they were.
-    async fn has_begun_again(&mut self) -> bool {
-        let Some(kept) = self.kept.as_mut() else {
-            return false;
-        };
-        warn!(
-            queue = %self.task.queue,
-            key = %self.key,
-            "the store knows an upload no more; its parts go up again"
-        );
-        self.parts = std::mem::take(kept);
-        self.next_part = 1;
-        self.task.abort_uploads_of(&self.key).await;
-        true
+        self.upload_parts().await;
+        self.drain_uploads(0).await;
+        self.complete(summary.bytes).await?;
+        Ok((summary, self.tally))
     }
 
     async fn encode(&mut self) -> Result<(), Trouble> {
@@ -333,14 +305,6 @@ impl<'a> ObjectWriter<'a> {
             self.next_part += 1;
             let (key, upload_id) = (self.key.clone(), upload_id.clone());
             let Encoded { bytes, room } = part;
-            let room = match &mut self.kept {
-                Some(kept) => {
-                    let bytes = bytes.clone();
-                    kept.push(Encoded { bytes, room });
-                    None
-                }
-                None => Some(room),
-            };
             self.uploads.push(
                 async move {
                     let bucket = &task.context.bucket;

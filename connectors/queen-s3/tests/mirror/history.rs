@@ -286,6 +286,31 @@ fn sixty_four_kibibytes(_: &str, offset: i64) -> String {
 }
 
 #[test]
+fn first_records_that_memory_has_no_room_for_are_read_again_and_no_window_is_one_instant() {
+    const PARTITIONS: i64 = 64;
+    const RECORDS: i64 = 10;
+    in_virtual_time(async {
+        let log = Log::new(TEN + HOUR + 10 * SECOND, sixty_four_kibibytes);
+        log.create("orders");
+        for record in 0..PARTITIONS * RECORDS {
+            let name = Name::from(format!("p-{}", record % PARTITIONS));
+            log.write("orders", &name, TEN + record, 1);
+        }
+        let bucket = Arc::<MemoryBucket>::default();
+        let mut options = Options::new();
+        options.settings.target_bytes = MIB as u64 / 2;
+        options.memory = MIB;
+        let sink = Sink::start(&log, &bucket, &["orders"], &options);
+        let last = TEN + PARTITIONS * RECORDS;
+        eventually("every record", || committed(&log, "orders").1 >= last).await;
+        sink.stop().await;
+        assert_eq!(records(&bucket), log.records("orders"));
+        let windows = bucket.manifests("orders").len() as i64;
+        assert!(windows < PARTITIONS * RECORDS / 2, "{windows} windows");
+    });
+}
+
+#[test]
 fn a_redo_holds_a_few_fetches_of_a_window_that_is_larger_than_the_memory() {
     in_virtual_time(async {
         const MEMORY: usize = 4 * MIB;

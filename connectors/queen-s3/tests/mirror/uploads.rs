@@ -156,13 +156,27 @@ fn records_are_dropped_as_they_are_encoded_and_what_became_of_them_when_it_is_up
 }
 
 #[test]
-fn an_upload_that_the_store_forgot_is_begun_again() {
-    for forgotten_at in ["multipart_part", "multipart_complete"] {
+fn a_window_whose_upload_the_store_forgot_is_written_again() {
+    // Which of three parts is told so, or the completion; and of how many uploads in turn.
+    for (part, times) in [(Some(1), 1), (Some(2), 2), (Some(3), 1), (None, 2)] {
         in_virtual_time(async {
-            let (log, bucket) = (mebibytes(8), Arc::<MemoryBucket>::default());
-            let mut forgotten = false;
+            let (log, bucket) = (mebibytes(40), Arc::<MemoryBucket>::default());
+            let (mut parts, mut forgotten) = (0, 0);
             bucket.plan(move |asked| {
-                if asked.operation == forgotten_at && !std::mem::replace(&mut forgotten, true) {
+                let meant = match asked.operation {
+                    "multipart_create" => {
+                        parts = 0;
+                        false
+                    }
+                    "multipart_part" => {
+                        parts += 1;
+                        part == Some(parts)
+                    }
+                    "multipart_complete" => part.is_none(),
+                    _ => false,
+                };
+                if meant && forgotten < times {
+                    forgotten += 1;
                     return Do::Refuse(404, "NoSuchUpload", None);
                 }
                 Do::Go
@@ -170,7 +184,8 @@ fn an_upload_that_the_store_forgot_is_begun_again() {
             let sink = Sink::start(&log, &bucket, &[QUEUE], &in_parts());
             eventually("the window", || committed(&log, QUEUE).0 == 1).await;
             sink.stop().await;
-            assert_eq!(bucket.asked("multipart_create", "").len(), 2);
+            assert_eq!(bucket.asked("multipart_create", "").len(), 1 + times);
+            assert_eq!(bucket.open_uploads(), 0);
             assert_eq!(bucket.in_parts(), 1);
             assert_eq!(records(&bucket), log.records(QUEUE));
         });

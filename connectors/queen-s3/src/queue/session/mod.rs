@@ -5,8 +5,8 @@ mod passes;
 mod reading;
 mod sizing;
 
+use std::collections::VecDeque;
 use std::future::Future;
-use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::config::CrashPoint;
 use crate::gaps::Gaps;
 use crate::lake::checkpoint::Positions;
 use crate::lake::documents::Intent;
-use crate::limits::{ENCODED_MARGIN, FETCH_CALL_LEAST_BYTES, QUEUE_ROOM_BYTES};
+use crate::limits::{ENCODED_MARGIN, FETCH_CALL_LEAST_BYTES, QUEUE_ROOM_BYTES, WINDOWS_AHEAD};
 use crate::observe::sampled::Sampled;
 use crate::ownership::Fence;
 use crate::retry::Backoff;
@@ -40,8 +40,8 @@ use sizing::Sizing;
 pub(in crate::queue) enum Outcome {
     /// Work on the queue ends.
     End(End),
-    /// A window that does not fit in memory: its intent is durable, and it is to be written as a
-    /// redo is.
+    /// A window that does not fit in memory, or of which the store forgot an upload: its intent is
+    /// durable, and it is to be written as a redo is.
     Redo(Box<(Standing, Intent)>),
 }
 
@@ -57,7 +57,7 @@ enum Event {
     Fetched(Call, Result<FetchAnswer, BrokerError>),
     /// Partitions whose answer was an error may be asked for again.
     Released(Vec<ReadRequest>),
-    Committed(Result<Standing, End>),
+    Committed(Result<Standing, Outcome>),
     Oversized(Result<Outcome, End>),
     /// Whether a checkpoint was written, after this window.
     Checkpointed(bool, u64),
@@ -70,7 +70,7 @@ struct Window {
     record_bytes: u64,
 }
 
-/// A window that is encoded while the one before it is being committed.
+/// A window that is encoded while one before it is being committed.
 struct Ahead {
     /// Tells it that its turn has come.
     turn: oneshot::Sender<Standing>,
@@ -105,8 +105,8 @@ struct Session<'a> {
     window: Option<Window>,
     /// Bytes expected of an object for each record byte of a window, at most 1.
     encoded_share: f64,
-    /// The window after it, if it is closed.
-    ahead: Option<Ahead>,
+    /// The windows after it that are closed, in order.
+    ahead: VecDeque<Ahead>,
     checkpointing: bool,
     /// Window after which the last checkpoint was written.
     checkpointed: u64,
@@ -169,7 +169,7 @@ impl Task {
             committing: false,
             window: None,
             encoded_share: 1.0,
-            ahead: None,
+            ahead: VecDeque::new(),
             checkpointing: false,
             checkpointed,
             absent: None,
@@ -192,10 +192,8 @@ fn micros(duration: Duration) -> i64 {
 impl<'a> Session<'a> {
     async fn run(&mut self, stop: &mut watch::Receiver<bool>) -> Outcome {
         let budget = &self.task.context.budget;
+        let mut woken = false;
         loop {
-            let mut freed = pin!(budget.freed());
-            // From here on, so that nothing is given back unheard after it was missed below.
-            freed.as_mut().enable();
             self.short = false;
             if *stop.borrow() {
                 if self.judged_last_window() && !self.committing {
@@ -217,6 +215,10 @@ impl<'a> Session<'a> {
                 self.close(self.press());
                 self.read();
             }
+            if std::mem::take(&mut woken) && !self.short {
+                // There may be room for others as well.
+                budget.offer_room();
+            }
             let draining = *stop.borrow();
             let waits = self.pass.is_none() && !draining;
             let wake = waits.then_some(self.next_pass);
@@ -224,7 +226,10 @@ impl<'a> Session<'a> {
                 biased;
                 () = stopping(stop), if !draining => continue,
                 Some(event) = self.under_way.next() => event,
-                () = freed, if self.short => continue,
+                () = budget.room(), if self.short => {
+                    woken = true;
+                    continue;
+                }
                 () = until(wake) => continue,
             };
             if let Err(outcome) = self.apply(event) {
@@ -273,10 +278,12 @@ impl<'a> Session<'a> {
         if let Some(written) = self.window {
             self.learn(written);
         }
-        let ahead = self.ahead.take();
+        let ahead = self.ahead.pop_front();
         self.committing = ahead.is_some();
         self.window = ahead.as_ref().map(|ahead| ahead.window);
-        let writing = self.window.map_or(0, |window| window.record_bytes);
+        let ahead_of_it = self.ahead.iter().map(|ahead| ahead.window);
+        let windows = self.window.into_iter().chain(ahead_of_it);
+        let writing = windows.map(|window| window.record_bytes).sum();
         self.task.status.writing.store(writing, Relaxed);
         self.show_checkpoint_age();
         let due = self.checkpoint_due(self.standing.pointer.k) && !self.checkpointing;
@@ -326,8 +333,7 @@ impl<'a> Session<'a> {
         if taken + FETCH_CALL_LEAST_BYTES <= context.budget.limit() || mine == 0 {
             return Press::None;
         }
-        let queues = context.status.queues();
-        let larger = queues.iter().any(|(_, status)| {
+        let larger = context.status.any_queue(|status| {
             let written = mine < QUEUE_ROOM_BYTES && status.writing.load(Relaxed) > mine;
             written || status.buffered.load(Relaxed) > mine
         });
@@ -358,18 +364,23 @@ impl<'a> Session<'a> {
                 )
             }
             Close::Idle(t_end) => self.start(async move {
-                Event::Committed(task.commit_idle(fence, &standing, t_end).await)
+                let moved = task.commit_idle(fence, &standing, t_end).await;
+                Event::Committed(moved.map_err(Outcome::End))
             }),
         }
     }
 
-    /// Closes the window after the one that is being committed, to be encoded meanwhile: one that is
+    /// Closes a window after the one that is being committed, to be encoded meanwhile: one that is
     /// full, while there is room for its records, for what they are likely to become, and for what is
     /// read meanwhile.
     fn close_ahead(&mut self) {
-        let Some(Window { k, .. }) = self.window.filter(|_| self.ahead.is_none()) else {
+        let last = self.ahead.back().map(|ahead| ahead.window);
+        let Some(Window { k, .. }) = last.or(self.window) else {
             return;
         };
+        if self.ahead.len() >= WINDOWS_AHEAD {
+            return;
+        }
         if !self.engine.is_full() {
             return;
         }
@@ -388,7 +399,7 @@ impl<'a> Session<'a> {
         let writing = &self.task.status.writing;
         writing.fetch_add(window.record_bytes, Relaxed);
         let (turn, committed) = oneshot::channel();
-        self.ahead = Some(Ahead {
+        self.ahead.push_back(Ahead {
             turn,
             window: Window {
                 k: k + 1,

@@ -269,9 +269,16 @@ impl Session<'_> {
         }
         // Nothing can be closed before the partition with the lowest frontier is read on: the
         // records furthest ahead make room for that.
-        // What others have on its way up is no reason to drop more than one call takes.
-        let over = (taken + call).saturating_sub(budget.limit()).min(call);
-        self.engine.shed(over as u64, budget);
+        // What others have on its way up is no reason to drop more than one call takes, or than is too
+        // much by itself.
+        let buffered = self.engine.buffered_bytes() as usize;
+        let own = (buffered + call).saturating_sub(budget.limit());
+        let over = (taken + call).saturating_sub(budget.limit());
+        let over = over.min(call.max(own)) as u64;
+        if self.engine.shed(over, budget) >= over {
+            return Some(FETCH_CALL_LEAST_BYTES);
+        }
+        // The earliest instant is all that is left.
         let alone = self.engine.buffered_bytes() > budget.limit() as u64 / 2;
         // What would be given up for that may still be there: the next page tells.
         let waits = self.engine.waits_for_lives();

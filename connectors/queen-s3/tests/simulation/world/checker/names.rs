@@ -12,7 +12,21 @@ impl Queue {
     pub fn name_another(&mut self, key: &RecordKey) -> bool {
         self.rename(key, |_, truth| {
             truth.deleted && truth.placed.is_none() && !truth.announced
-        })
+        }) || self.named_again(key)
+    }
+
+    /// Whether what seemed to name `key` can have named a record of another life once more that is in
+    /// the lake and deleted: such a name says nothing.
+    fn named_again(&mut self, key: &RecordKey) -> bool {
+        let (own, name, offset) = key;
+        let lives = self.lives.get(&(Arc::clone(name), *offset));
+        let others = lives.into_iter().flatten().filter(|ts| *ts != own);
+        let mut others = others.filter_map(|ts| self.truth.get(&(*ts, Arc::clone(name), *offset)));
+        let found = others.any(|truth| truth.deleted && truth.placed.is_some());
+        if let Some(truth) = self.truth.get_mut(key).filter(|_| found) {
+            truth.announced = false;
+        }
+        found
     }
 
     /// The record `key` is owed a name as lost: another life's record at that offset gives up its
