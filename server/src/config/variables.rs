@@ -132,7 +132,7 @@ pub const VARIABLES: &[Variable] = &[
         "QUEEN_LANE_QUEUE",
         "1024",
         "0 to 1000000",
-        "Requests that wait for a slot of their lane (push, pop, control) at most; one more is answered 429.",
+        "Requests that wait for a slot of their lane (push, pop, consume, control) at most; one more is answered 429.",
     ),
     variable(
         "QUEEN_LANE_WAIT_MS",
