@@ -40,9 +40,11 @@ const KEPT: &[(u64, &str)] = &[
         "a partition begins another life between two passes, and a window closes before the second",
     ),
 ];
-/// What an ordinary run may take of each core: whoever runs the tests waits no longer for it. Time of the
+/// What an ordinary run is to take of each core: whoever runs the tests waits no longer for it. Time of the
 /// processor, because what else the machine does is no fault of it.
 const SEEDS_WITHIN: Duration = Duration::from_secs(120);
+/// How much slower a machine may be, or be made by what shares its cores, before the tests fail.
+const SLOWER: u32 = 3;
 /// Failing seeds that a run shows before it gives up.
 const SHOWN: usize = 3;
 
@@ -147,11 +149,11 @@ fn the_lake_stays_whole_whatever_happens() {
     );
     if seeds.len() as u64 >= SEEDS {
         let ordinary = taken.mul_f64(SEEDS as f64 / seeds.len() as f64);
-        let bound = SEEDS_WITHIN * u32::try_from(cores()).unwrap_or(u32::MAX);
+        let bound = SEEDS_WITHIN * u32::try_from(cores()).unwrap_or(u32::MAX) * SLOWER;
         assert!(
             ordinary <= bound,
-            "{SEEDS} seeds take {ordinary:?} of the processor, and {bound:?} are allowed: as long as on these \
-             cores takes {SEEDS_WITHIN:?}"
+            "{SEEDS} seeds take {ordinary:?} of the processor, and {bound:?} are allowed: {SLOWER} times what \
+             these cores have in {SEEDS_WITHIN:?}"
         );
     }
 }
