@@ -259,6 +259,15 @@ impl BrokerClient {
         Ok((result["found"] == true).then(|| result["value"].clone()))
     }
 
+    /// Deletes a key/value document, whoever wrote it.
+    pub async fn kv_delete(&self, ns: &str, key: &str) -> Result<()> {
+        let request = KvRequest::new(vec![KvOperation::delete(ns, key)]);
+        let answer: serde_json::Value = self.post("/api/v1/kv", &request).await?;
+        let applied = answer["results"][0]["applied"] == true;
+        ensure!(applied, "{key} was not deleted: {answer}");
+        Ok(())
+    }
+
     /// One fetch over the open partitions; those read to their watermark are closed.
     async fn read_some(
         &self,

@@ -13,6 +13,10 @@ use crate::process::Process;
 /// What werkzeug says once it serves.
 const RUNNING: &str = "Running on http://127.0.0.1:";
 
+/// A signature that nobody checks.
+const ANYBODY: &str = "AWS4-HMAC-SHA256 Credential=anybody/20260101/us-east-1/s3/aws4_request, \
+                       SignedHeaders=host, Signature=0";
+
 /// Copies a bucket into a folder with boto3.
 const EXPORT: &str = include_str!("moto_export.py");
 
@@ -77,6 +81,21 @@ impl Moto {
     /// What it wrote.
     pub fn logs(&self) -> &Logs {
         &self.logs
+    }
+
+    /// Puts `content` where an object is, as somebody else may.
+    pub async fn replace(&self, bucket: &str, key: &str, content: Vec<u8>) -> Result<()> {
+        let http = reqwest::Client::builder().no_proxy().build()?;
+        let url = format!("{}/{bucket}/{key}", self.endpoint());
+        // It wants to see credentials, whosever they are.
+        let put = http.put(url).header("Authorization", ANYBODY);
+        let answer = put.body(content).send().await?;
+        ensure!(
+            answer.status().is_success(),
+            "moto takes no {key}: {}",
+            answer.status()
+        );
+        Ok(())
     }
 
     /// Copies every object of `bucket` to `<folder>/<bucket>/<key>`, with a client that shares

@@ -4,6 +4,7 @@ mod boot;
 mod broker;
 mod chaos;
 mod clients;
+mod commands;
 mod crash;
 mod crash_matrix;
 mod demo;

@@ -26,11 +26,21 @@ fn long_record() -> Event {
 
 #[tokio::test]
 async fn a_lake_at_another_s3_server_is_exact_over_a_kill_and_an_upload_in_parts() -> Result<()> {
+    is_exact("jsonl").await
+}
+
+#[tokio::test]
+async fn so_is_one_of_parquet_objects() -> Result<()> {
+    is_exact("parquet").await
+}
+
+async fn is_exact(format: &str) -> Result<()> {
     let stack = stack_with(&[QUEUE]).await?;
     let logs = stack.dir().join("logs");
     let moto = Moto::start(&logs, Stack::BUCKET).await?;
     let options = SinkOptions::new(QUEUE)
         .with("QUEEN_S3_ENDPOINT", moto.endpoint())
+        .with("QUEEN_S3_FORMAT", format)
         .with("QUEEN_S3_MULTIPART_THRESHOLD_MB", 5);
     let mut sink = stack.sink(&options)?;
     let client = stack.client();
@@ -76,10 +86,12 @@ async fn a_lake_at_another_s3_server_is_exact_over_a_kill_and_an_upload_in_parts
     .await
     .context("the lake does not hold every record")?;
     settled(&copy, QUEUE, &Ledger::of(&pushed, QUEUE)?).await?;
-    let (records, places, _) = count_with_duckdb(&copy.glob(QUEUE))?;
-    ensure!(
-        (records, places) == (pushed.len(), pushed.len()),
-        "DuckDB counts {records}"
-    );
+    if format == "jsonl" {
+        let (records, places, _) = count_with_duckdb(&copy.glob(QUEUE))?;
+        ensure!(
+            (records, places) == (pushed.len(), pushed.len()),
+            "DuckDB counts {records}"
+        );
+    }
     verify(&stack.variables(&options), &logs, "verify").await
 }
