@@ -183,7 +183,11 @@ fn a_window_whose_upload_the_store_forgot_is_written_again() {
             });
             let sink = Sink::start(&log, &bucket, &[QUEUE], &in_parts());
             eventually("the window", || committed(&log, QUEUE).0 == 1).await;
-            assert_eq!(bucket.open_uploads(), 0, "one that was forgotten is given up");
+            assert_eq!(
+                bucket.open_uploads(),
+                0,
+                "one that was forgotten is given up"
+            );
             sink.stop().await;
             assert_eq!(bucket.asked("multipart_create", "").len(), 1 + times);
             assert_eq!(bucket.in_parts(), 1);
