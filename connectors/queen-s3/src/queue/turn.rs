@@ -3,7 +3,8 @@
 
 use std::sync::Mutex;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 use super::Standing;
 use crate::memory::Reservation;
@@ -73,33 +74,35 @@ pub(super) struct Permit<'a> {
     pub(super) room: &'a Mutex<Reservation>,
 }
 
-/// Closed until the intent of a window is durable: what is encoded until then stays in memory.
-pub(super) struct Gate(watch::Sender<bool>);
+/// Closed until the intent of a window is durable: what is encoded until then stays in memory. Those
+/// who wait go on in the order in which they came.
+pub(super) struct Gate(CancellationToken);
 
 impl Gate {
     /// A closed one.
     pub(super) fn closed() -> Self {
-        Self(watch::Sender::new(false))
+        Self(CancellationToken::new())
     }
 
     /// An open one.
     pub(super) fn opened() -> Self {
-        Self(watch::Sender::new(true))
+        let gate = Self::closed();
+        gate.open();
+        gate
     }
 
     /// Opens it for good.
     pub(super) fn open(&self) {
-        self.0.send_replace(true);
+        self.0.cancel();
     }
 
     /// Whether it is open.
     pub(super) fn is_open(&self) -> bool {
-        *self.0.borrow()
+        self.0.is_cancelled()
     }
 
     /// Waits until it is.
     pub(super) async fn pass(&self) {
-        // The sender is here, so this ends only when it is open.
-        let _ = self.0.subscribe().wait_for(|open| *open).await;
+        self.0.cancelled().await;
     }
 }

@@ -53,7 +53,7 @@ pub async fn strike(world: Arc<World>) {
             continue;
         }
         world.note(format_args!("every process is killed"));
-        world.down.send_replace(true);
+        world.down.set(true);
         sleep(slowest + LANDED).await;
         let now = world.broker_now();
         let event = world.with(|state| {
@@ -81,7 +81,7 @@ pub async fn strike(world: Arc<World>) {
             }
         });
         world.note(format_args!("{event}"));
-        world.down.send_replace(false);
+        world.down.set(false);
     }
 }
 
@@ -162,7 +162,7 @@ pub async fn operate(world: Arc<World>) {
                 state.planted = None;
             });
         }
-        if *world.down.borrow() {
+        if world.down.is_raised() {
             continue;
         }
         for queue in &world.scenario.queues {
@@ -209,11 +209,10 @@ async fn try_adopt(world: &Arc<World>, queue: &str, round: u64) {
     };
     let store = verify::Store::new(Arc::new(link), Jitter::new(seed));
     let lake = verify::Lake::new(PREFIX, SINK, queue);
-    let mut down = world.down.subscribe();
     tokio::select! {
         biased;
         () = process.crashed.notified() => {}
-        _ = down.wait_for(|down| *down) => {}
+        () = world.down.becomes(true) => {}
         adopted = process.gate.hold(adopt(&store, &lake, &owner)) => match adopted {
             Ok(pointer) => world.note(format_args!("adopted {queue} at window {}", pointer.k)),
             Err(error) => world.note(format_args!("adopting {queue} comes to nothing: {error}")),

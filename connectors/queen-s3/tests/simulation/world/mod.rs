@@ -9,6 +9,7 @@ pub mod clock;
 pub mod dice;
 pub mod disaster;
 pub mod doubt;
+pub mod flag;
 pub mod gate;
 pub mod log;
 pub mod network;
@@ -30,12 +31,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use checker::Checker;
 use dice::Dice;
 use doubt::Doubts;
+use flag::Flag;
 use log::Log;
 use objects::Objects;
 use scenario::Scenario;
@@ -57,9 +59,9 @@ pub struct World {
     /// An invariant is broken.
     pub broken: Notify,
     /// Turns true when faults end.
-    pub calm: watch::Sender<bool>,
+    pub calm: Flag,
     /// True while no sink process may run.
-    pub down: watch::Sender<bool>,
+    pub down: Flag,
 }
 
 /// What changes.
@@ -122,8 +124,8 @@ impl World {
             start: Instant::now(),
             written: Notify::new(),
             broken: Notify::new(),
-            calm: watch::Sender::new(false),
-            down: watch::Sender::new(false),
+            calm: Flag::default(),
+            down: Flag::default(),
         }
     }
 

@@ -47,9 +47,7 @@ pub async fn supervise(world: Arc<World>, slot: usize) {
         if life > 1 || slot > 0 {
             sleep(downtime).await;
         }
-        let mut down = world.down.subscribe();
-        // The world outlives its tasks.
-        let _ = down.wait_for(|down| !*down).await.map(|_| ());
+        world.down.becomes(false).await;
         live(&world, slot, life).await;
     }
 }
@@ -79,15 +77,13 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
         process.name, start.configuration
     ));
     let (stop, stopping) = watch::channel(false);
-    let mut calm = world.calm.subscribe();
-    let mut down = world.down.subscribe();
     let running = process.gate.hold(sink::run(start, stopping));
     tokio::pin!(running);
     loop {
         tokio::select! {
             biased;
             () = process.crashed.notified() => break,
-            () = told(&mut down) => break,
+            () = world.down.becomes(true) => break,
             () = &mut running => {
                 world.judge(Err(format!("process {} ended by itself", process.name)));
                 break;
@@ -101,7 +97,7 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
                     world.note(format_args!("{} is paused for {pause:?}", process.name));
                     process.gate.pause();
                     // A pause ends early when the faults end.
-                    let _ = timeout(pause, calm.wait_for(|calm| *calm)).await;
+                    let _ = timeout(pause, world.calm.becomes(true)).await;
                     world.note(format_args!("{} runs on", process.name));
                     process.gate.resume();
                 }
@@ -123,12 +119,6 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
     }
     world.with(|state| state.ended.insert(process.name.clone()));
     process.gate.kill();
-}
-
-/// Waits until `flag` is true.
-async fn told(flag: &mut watch::Receiver<bool>) {
-    // The world outlives its tasks.
-    let _ = flag.wait_for(|told| *told).await;
 }
 
 async fn trouble(world: &World) -> Trouble {

@@ -141,7 +141,7 @@ async fn stages(world: &Arc<World>, pushes: &tokio::task::JoinHandle<()>) -> Res
     sleep(world.scenario.chaos).await;
     world.note(format_args!("faults end"));
     world.with(|state| state.calm = true);
-    world.calm.send_replace(true);
+    world.calm.set(true);
     reached(world, "its lag is not small again", || {
         let now = world.broker_now();
         move |committed| committed >= now - LAG_MICROS
