@@ -53,7 +53,7 @@ async fn every_mistake_of_a_configuration_is_told_at_once_with_exit_code_2() -> 
         ("QUEEN_S3_TARGET_MB", "0"),
         ("QUEEN_S3_ENDPOINT", "http://localhost:9000/path"),
         ("QUEEN_S3_PARTITIONS", "orders:0..1023"),
-        ("QUEEN_S3_SINK", ".."),
+        ("QUEEN_S3_SINK", "../lake"),
     ];
     let (code, text) = outcome(&alone(&folder, &mistakes)?).await?;
     assert_eq!(code, 2, "{text}");
