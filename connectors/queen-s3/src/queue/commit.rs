@@ -27,9 +27,8 @@ use crate::window::ClosedWindow;
 impl Task {
     /// Writes a closed window when its turn has come, and moves the pointer over it. Before that its
     /// records are encoded; an error of theirs waits for the turn, too, because the window before it
-    /// is to be committed all the same. `room` is what they are expected to take
-    /// until they are up. They are dropped as they are encoded: what has to be written once more is
-    /// read once more.
+    /// is to be committed all the same. `room` is what they are expected to become. They are dropped
+    /// as they are encoded: what has to be written once more is read once more.
     pub(super) async fn commit(
         &self,
         fence: &Fence,

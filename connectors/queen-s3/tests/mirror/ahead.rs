@@ -94,6 +94,28 @@ fn a_full_window_is_encoded_while_the_one_before_it_is_committed_and_goes_up_in_
     });
 }
 
+#[test]
+fn two_windows_are_encoded_ahead_and_no_more() {
+    in_virtual_time(async {
+        let (log, bucket) = (log(), bucket());
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options());
+        let status = sink.status.queue(QUEUE);
+        let mut most = 0;
+        eventually("every window", || {
+            most = most.max(status.writing.load(Relaxed));
+            committed(&log, QUEUE).0 > WINDOWS
+        })
+        .await;
+        sink.stop().await;
+        // The one that is being committed, and those.
+        assert!(
+            (3 * WINDOW..4 * WINDOW).contains(&most),
+            "{most} bytes were being written"
+        );
+        assert_eq!(records(&bucket), log.records(QUEUE));
+    });
+}
+
 /// Layout, and from how many bytes on an object goes up in parts.
 const WAYS: [(Layout, u64); 3] = [
     (Layout::Merged, 64 * MIB as u64),
