@@ -23,7 +23,7 @@ use queen_s3::observe::status::Status;
 use queen_s3::ownership::Owner;
 use queen_s3::queue::{self, Context, Settings};
 use queen_s3::retry::Jitter;
-use queen_s3::sink::{FirstQueues, QueueSet, relist_interval, stopping};
+use queen_s3::sink::{FirstQueues, QueueSet, relist_interval};
 use queen_s3::time::Micros;
 use queen_s3::verify::{Lake, Progress, Store, verify};
 use queen_s3::{ownership, signals};
@@ -124,7 +124,7 @@ where
 }
 
 async fn boot(config: Config) -> Result<(), Failure> {
-    let mut stop = signals::watch()
+    let stop = signals::watch()
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot watch signals: {error}")))?;
     let identity = Identity::of_this_machine(config.instance.as_deref());
     let status = Arc::new(Status::default());
@@ -165,7 +165,7 @@ async fn boot(config: Config) -> Result<(), Failure> {
 
     let first = tokio::select! {
         biased;
-        () = stopping(&mut stop) => return Ok(()),
+        () = stop.cancelled() => return Ok(()),
         first = probe(&config, &broker, &bucket, &status) => first?,
     };
     info!(

@@ -3,31 +3,32 @@
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 /// What a shell adds to a signal's number for the exit code of a process that it ended.
 const EXIT_BASE: i32 = 128;
 
-/// Watches both signals from now on. The first one of either turns the flag true; a second one
+/// Watches both signals from now on. The first one of either cancels the token; a second one
 /// ends the process at once with 128 plus its number.
 ///
 /// # Errors
 ///
 /// When the handlers cannot be installed.
-pub fn watch() -> io::Result<watch::Receiver<bool>> {
+pub fn watch() -> io::Result<CancellationToken> {
     let mut signals = Signals {
         terminate: signal(SignalKind::terminate())?,
         interrupt: signal(SignalKind::interrupt())?,
     };
-    let (stop, stopping) = watch::channel(false);
+    let stop = CancellationToken::new();
+    let stopping = stop.clone();
     tokio::spawn(async move {
         let kind = signals.next().await;
         info!(
             signal = kind.as_raw_value(),
             "a signal asks for a stop; a second one ends at once"
         );
-        stop.send_replace(true);
+        stop.cancel();
         let kind = signals.next().await;
         warn!(
             signal = kind.as_raw_value(),

@@ -2,14 +2,13 @@
 
 use std::collections::HashSet;
 use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::broker::{Broker, BrokerError, Name};
@@ -79,7 +78,7 @@ pub fn relist_interval(discovery_interval: Duration) -> Duration {
 /// Runs one task per queue.
 ///
 /// `run` is called with the queue, the `safeTime` of the last answer that did not list it (`None`
-/// for a queue that was there from the start) and the stop flag.
+/// for a queue that was there from the start) and the stop.
 pub struct QueueSet<R> {
     /// Queen, for listing.
     pub broker: Arc<dyn Broker>,
@@ -91,18 +90,18 @@ pub struct QueueSet<R> {
     pub relist: Duration,
     /// How long a queue rests after its task panicked.
     pub rest: Duration,
-    /// One queue's work, until the stop flag turns true.
+    /// One queue's work, until the stop is cancelled.
     pub run: R,
 }
 
 impl<R, F> QueueSet<R>
 where
-    R: Fn(Name, Option<Micros>, watch::Receiver<bool>) -> F + Clone + Send + Sync + 'static,
+    R: Fn(Name, Option<Micros>, CancellationToken) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = ()> + Send + 'static,
 {
-    /// Mirrors the queues until `stop` turns true, and returns when every task has drained.
+    /// Mirrors the queues until `stop` is cancelled, and returns when every task has drained.
     /// Queues are never removed.
-    pub async fn mirror(self, first: FirstQueues, mut stop: watch::Receiver<bool>) {
+    pub async fn mirror(self, first: FirstQueues, stop: CancellationToken) {
         let mut tasks = Tasks {
             set: &self,
             stop: stop.clone(),
@@ -112,7 +111,7 @@ where
         match first {
             FirstQueues::Named(names) => {
                 names.into_iter().for_each(|name| tasks.start(name, None));
-                stopping(&mut stop).await;
+                stop.cancelled().await;
             }
             FirstQueues::All(first) => {
                 first
@@ -124,7 +123,7 @@ where
                 }
                 tokio::select! {
                     biased;
-                    () = stopping(&mut stop) => {}
+                    () = stop.cancelled() => {}
                     () = self.follow(&mut tasks, first.safe_time) => {}
                 }
             }
@@ -172,14 +171,14 @@ where
 
 struct Tasks<'a, R> {
     set: &'a QueueSet<R>,
-    stop: watch::Receiver<bool>,
+    stop: CancellationToken,
     known: HashSet<Name>,
     running: JoinSet<()>,
 }
 
 impl<R, F> Tasks<'_, R>
 where
-    R: Fn(Name, Option<Micros>, watch::Receiver<bool>) -> F + Clone + Send + Sync + 'static,
+    R: Fn(Name, Option<Micros>, CancellationToken) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = ()> + Send + 'static,
 {
     fn start(&mut self, queue: Name, absent_since: Option<Micros>) {
@@ -211,36 +210,31 @@ struct Keeper<R> {
 
 impl<R, F> Keeper<R>
 where
-    R: Fn(Name, Option<Micros>, watch::Receiver<bool>) -> F,
+    R: Fn(Name, Option<Micros>, CancellationToken) -> F,
     F: Future<Output = ()> + Send + 'static,
 {
-    async fn keep(self, mut stop: watch::Receiver<bool>) {
+    async fn keep(self, stop: CancellationToken) {
         let queue = &self.queue;
         loop {
             let work = (self.run)(Arc::clone(queue), self.absent_since, stop.clone());
             let ended = tokio::spawn(work).await;
             match ended {
-                Ok(()) if *stop.borrow() => return,
+                Ok(()) if stop.is_cancelled() => return,
                 Ok(()) => error!(%queue, "the queue's task ended although nothing asked it to"),
                 Err(failure) => error!(%queue, %failure, "the queue's task failed"),
             }
-            if *stop.borrow() {
+            if stop.is_cancelled() {
                 return;
             }
             self.status.queue(queue).stopped.store(true, Relaxed);
             tokio::select! {
                 biased;
-                () = stopping(&mut stop) => return,
+                () = stop.cancelled() => return,
                 () = sleep(self.rest) => {}
             }
             self.status.queue(queue).stopped.store(false, Relaxed);
         }
     }
-}
-
-/// Waits until the flag is true, or until nobody is left who could set it.
-pub async fn stopping(stop: &mut watch::Receiver<bool>) {
-    let _ = pin!(stop.wait_for(|stopping| *stopping)).await;
 }
 
 #[cfg(test)]

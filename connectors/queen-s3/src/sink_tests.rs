@@ -82,7 +82,7 @@ type Started = Arc<Mutex<Vec<(String, Option<i64>)>>>;
 /// A set whose tasks note how they were started and then wait for the stop flag.
 struct Running {
     started: Started,
-    stop: watch::Sender<bool>,
+    stop: CancellationToken,
     done: tokio::task::JoinHandle<()>,
 }
 
@@ -91,7 +91,7 @@ async fn running(tenant: &Arc<Tenant>, queues: Queues, relist: Duration) -> Runn
     let safe_time = broker.changed(None).await.unwrap().safe_time;
     let first = FirstQueues::of(&queues, &*broker, safe_time).await.unwrap();
     let started = Started::default();
-    let (stop, stopping_flag) = watch::channel(false);
+    let stop = CancellationToken::new();
     let notes = Arc::clone(&started);
     let set = QueueSet {
         broker,
@@ -99,15 +99,15 @@ async fn running(tenant: &Arc<Tenant>, queues: Queues, relist: Duration) -> Runn
         jitter: Jitter::new(1),
         relist,
         rest: Duration::from_secs(30),
-        run: move |queue: Name, since: Option<Micros>, mut stop: watch::Receiver<bool>| {
+        run: move |queue: Name, since: Option<Micros>, stop: CancellationToken| {
             notes
                 .lock()
                 .unwrap()
                 .push((queue.to_string(), since.map(|since| since.0)));
-            async move { stopping(&mut stop).await }
+            async move { stop.cancelled().await }
         },
     };
-    let done = tokio::spawn(set.mirror(first, stopping_flag));
+    let done = tokio::spawn(set.mirror(first, stop.clone()));
     Running {
         started,
         stop,
@@ -146,7 +146,7 @@ async fn named_queues_are_started_without_a_listing() {
     until_started(&set.started, &["clicks", "orders"]).await;
     advance(TICK * 10).await;
     assert!(tenant.lists.lock().unwrap().is_empty());
-    set.stop.send_replace(true);
+    set.stop.cancel();
     set.done.await.expect("it drains");
 }
 
@@ -215,30 +215,31 @@ fn the_interval_is_ten_discovery_intervals_and_never_below_a_second() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_waits_until_every_task_has_drained() {
-    let (stop, flag) = watch::channel(false);
-    let (release, released) = watch::channel(false);
+    let stop = CancellationToken::new();
+    let release = CancellationToken::new();
+    let released = release.clone();
     let set = QueueSet {
         broker: Tenant::of(&[]),
         status: Arc::new(Status::default()),
         jitter: Jitter::new(1),
         relist: TICK,
         rest: TICK,
-        run: move |_: Name, _: Option<Micros>, mut stop: watch::Receiver<bool>| {
-            let mut released = released.clone();
+        run: move |_: Name, _: Option<Micros>, stop: CancellationToken| {
+            let released = released.clone();
             async move {
-                stopping(&mut stop).await;
-                stopping(&mut released).await;
+                stop.cancelled().await;
+                released.cancelled().await;
             }
         },
     };
     let first = FirstQueues::Named(vec!["orders".into()]);
-    let mut done = tokio::spawn(set.mirror(first, flag));
-    stop.send_replace(true);
+    let mut done = tokio::spawn(set.mirror(first, stop.clone()));
+    stop.cancel();
     assert!(
         timeout(TICK, &mut done).await.is_err(),
         "its task has not drained"
     );
-    release.send_replace(true);
+    release.cancel();
     timeout(TICK, done)
         .await
         .expect("it drains")
@@ -249,7 +250,7 @@ async fn a_stop_waits_until_every_task_has_drained() {
 async fn a_queue_whose_task_panics_is_shown_as_stopped_and_begins_again() {
     let status = Arc::new(Status::default());
     let runs = Arc::new(AtomicUsize::new(0));
-    let (stop, flag) = watch::channel(false);
+    let stop = CancellationToken::new();
     let counted = Arc::clone(&runs);
     let set = QueueSet {
         broker: Tenant::of(&[]),
@@ -257,20 +258,20 @@ async fn a_queue_whose_task_panics_is_shown_as_stopped_and_begins_again() {
         jitter: Jitter::new(1),
         relist: TICK,
         rest: TICK,
-        run: move |_: Name, _: Option<Micros>, mut stop: watch::Receiver<bool>| {
+        run: move |_: Name, _: Option<Micros>, stop: CancellationToken| {
             let run = counted.fetch_add(1, Relaxed);
             async move {
                 assert!(run > 0, "the first run panics");
-                stopping(&mut stop).await;
+                stop.cancelled().await;
             }
         },
     };
-    let done = tokio::spawn(set.mirror(FirstQueues::Named(vec!["orders".into()]), flag));
+    let done = tokio::spawn(set.mirror(FirstQueues::Named(vec!["orders".into()]), stop.clone()));
     sleep(TICK / 2).await;
     assert!(status.queue("orders").stopped.load(Relaxed));
     sleep(TICK).await;
     assert_eq!(runs.load(Relaxed), 2);
     assert!(!status.queue("orders").stopped.load(Relaxed));
-    stop.send_replace(true);
+    stop.cancel();
     done.await.expect("it drains");
 }

@@ -26,8 +26,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use thiserror::Error;
-use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
 use crate::broker::{Broker, Name};
@@ -208,7 +208,7 @@ enum Halt {
     Encode(#[from] crate::encode::EncodeError),
 }
 
-/// Mirrors `queue` until `stop` turns true. Never fails: what goes wrong is logged, shown by
+/// Mirrors `queue` until `stop` is cancelled. Never fails: what goes wrong is logged, shown by
 /// status and tried again.
 ///
 /// `absent_since`: the `safeTime` of an answer in which this process saw that the queue was not
@@ -217,7 +217,7 @@ pub async fn run(
     context: Arc<Context>,
     queue: Name,
     absent_since: Option<Micros>,
-    stop: watch::Receiver<bool>,
+    stop: CancellationToken,
 ) {
     let settings = &context.settings;
     let keys = LakeKeys::new(&settings.prefix, &settings.sink, &queue);
@@ -231,28 +231,20 @@ pub async fn run(
         loss_log: Mutex::default(),
         stop_log: Mutex::default(),
     };
-    task.run(absent_since, stop).await;
-}
-
-/// Waits until the process is told to stop.
-async fn stopping(stop: &mut watch::Receiver<bool>) {
-    if stop.wait_for(|stopping| *stopping).await.is_err() {
-        // Nobody is left who could ask for a stop.
-        std::future::pending::<()>().await;
-    }
+    task.run(absent_since, &stop).await;
 }
 
 impl Task {
-    async fn run(&self, mut absent_since: Option<Micros>, mut stop: watch::Receiver<bool>) {
+    async fn run(&self, mut absent_since: Option<Micros>, stop: &CancellationToken) {
         let owner = self.owner();
         let mut takeover = true;
         let mut was_held = false;
         // A queue that is stopped or not there is claimed again and again.
         let mut was_ours = false;
-        while !*stop.borrow() {
+        while !stop.is_cancelled() {
             let claimed = tokio::select! {
                 biased;
-                () = stopping(&mut stop) => return,
+                () = stop.cancelled() => return,
                 claimed = self.claim(&owner, takeover) => claimed,
             };
             let (pause, end) = match claimed {
@@ -263,7 +255,7 @@ impl Task {
                     if !was_ours {
                         info!(queue = %self.queue, "queue claimed");
                     }
-                    let end = self.owned(&owned, absent_since, &mut stop).await;
+                    let end = self.owned(&owned, absent_since, stop).await;
                     self.abort_uploads().await;
                     was_ours = !matches!(end, End::Lost(_));
                     if was_ours {
@@ -280,13 +272,13 @@ impl Task {
                     if !std::mem::replace(&mut was_held, true) {
                         info!(queue = %self.queue, %instance, "queue is held by another instance");
                     }
-                    self.pause(owner.ttl, &mut stop).await;
+                    self.pause(owner.ttl, stop).await;
                     continue;
                 }
                 Err(error) => (owner.ttl, End::Halted(Halt::Documents(error))),
             };
             let pause = self.ended(end, pause, &mut absent_since);
-            self.pause(pause, &mut stop).await;
+            self.pause(pause, stop).await;
         }
     }
 
@@ -360,10 +352,10 @@ impl Task {
         }
     }
 
-    async fn pause(&self, pause: Duration, stop: &mut watch::Receiver<bool>) {
+    async fn pause(&self, pause: Duration, stop: &CancellationToken) {
         tokio::select! {
             biased;
-            () = stopping(stop) => {}
+            () = stop.cancelled() => {}
             () = tokio::time::sleep(pause) => {}
         }
     }
@@ -406,14 +398,13 @@ impl Task {
         &self,
         owned: &Owned,
         absent_since: Option<Micros>,
-        stop: &mut watch::Receiver<bool>,
+        stop: &CancellationToken,
     ) -> End {
         let fence = &owned.fence;
         let work = async {
-            let mut stopped = stop.clone();
             let established = tokio::select! {
                 biased;
-                () = stopping(&mut stopped) => return End::Drained,
+                () = stop.cancelled() => return End::Drained,
                 established = self.establish(owned, absent_since) => established,
             };
             let (mut standing, mut pending) = match established {
@@ -425,19 +416,15 @@ impl Task {
                 // The intent is found, not written here: another process may be writing its
                 // objects in the belief that it owns the queue, for one TTL after its lease at most.
                 let leases = if owned.taken_over { 2 } else { 1 };
-                let mut stop = stop.clone();
-                self.pause(
-                    Owner::stored_ttl(self.settings().lease_ttl) * leases,
-                    &mut stop,
-                )
-                .await;
-                if *stop.borrow() {
+                let ttl = Owner::stored_ttl(self.settings().lease_ttl);
+                self.pause(ttl * leases, stop).await;
+                if stop.is_cancelled() {
                     return End::Drained;
                 }
             }
             loop {
                 if let Some(intent) = pending.take() {
-                    match self.redo(fence, &standing, intent, stop.clone()).await {
+                    match self.redo(fence, &standing, intent, stop).await {
                         Ok(moved) => standing = moved,
                         Err(end) => return end,
                     }
@@ -450,7 +437,7 @@ impl Task {
                     }
                 }
                 self.goes_on();
-                match self.session(fence, standing, stop.clone()).await {
+                match self.session(fence, standing, stop).await {
                     session::Outcome::End(end) => return end,
                     session::Outcome::Redo(redo) => {
                         standing = redo.0;

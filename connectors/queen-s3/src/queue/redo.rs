@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::log_stream::{Changed, LogStream};
@@ -93,7 +93,7 @@ impl Task {
         fence: &Fence,
         standing: &Standing,
         intent: Intent,
-        stop: watch::Receiver<bool>,
+        stop: &CancellationToken,
     ) -> Result<Standing, End> {
         let queue = &self.queue;
         if let Some(manifest) = self.written(standing, &intent).await? {

@@ -3,13 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::absence::Absence;
 use super::doubtful::Doubtful;
 use super::log_stream::Reborn;
 use super::session::Probing;
-use super::{End, Standing, Task, stopping};
+use super::{End, Standing, Task};
 use crate::broker::Name;
 use crate::lake::Layout;
 use crate::lake::documents::Intent;
@@ -37,7 +37,7 @@ pub(super) struct Survey<'a> {
     /// Whether a try met another log than was discovered before it.
     changed: bool,
     /// Whether the process stops.
-    stop: watch::Receiver<bool>,
+    stop: &'a CancellationToken,
 }
 
 /// What discovery tells of a window.
@@ -60,7 +60,7 @@ impl<'a> Survey<'a> {
         task: &'a Task,
         standing: &Standing,
         intent: &Intent,
-        stop: watch::Receiver<bool>,
+        stop: &'a CancellationToken,
     ) -> Self {
         let engine = task.engine(standing).await;
         let each = intent.layout == Layout::PerPartition;
@@ -103,7 +103,7 @@ impl<'a> Survey<'a> {
                     tokio::select! {
                         biased;
                         // What the queue is, the next start learns as well.
-                        () = stopping(&mut self.stop) => return Err(End::Drained),
+                        () = self.stop.cancelled() => return Err(End::Drained),
                         () = tokio::time::sleep(interval) => {}
                     }
                 }

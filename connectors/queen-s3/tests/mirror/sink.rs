@@ -19,9 +19,9 @@ use queen_s3::queue::{self, Context, Settings};
 use queen_s3::retry::Jitter;
 use queen_s3::sink::{FirstQueues, QueueSet};
 use queen_s3::verify::{Progress, Store, verify};
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
 use crate::bucket::MemoryBucket;
 use crate::link::Link;
@@ -87,7 +87,7 @@ impl Options {
 
 /// A running sink.
 pub struct Sink {
-    stop: watch::Sender<bool>,
+    stop: CancellationToken,
     tasks: JoinHandle<()>,
     /// What it shows.
     pub status: Arc<Status>,
@@ -162,7 +162,7 @@ impl Sink {
             compute: options.compute,
             settings: options.settings.clone(),
         });
-        let (stop, stopping) = watch::channel(false);
+        let stop = CancellationToken::new();
         let names: Vec<Name> = queues.iter().map(|name| Name::from(*name)).collect();
         let run = move |name, absent_since, stop| {
             queue::run(Arc::clone(&context), name, absent_since, stop)
@@ -177,12 +177,10 @@ impl Sink {
                     rest,
                     run,
                 };
-                tokio::spawn(set.mirror(FirstQueues::Named(names), stopping))
+                tokio::spawn(set.mirror(FirstQueues::Named(names), stop.clone()))
             }
             None => {
-                let runs = names
-                    .into_iter()
-                    .map(|name| run(name, None, stopping.clone()));
+                let runs = names.into_iter().map(|name| run(name, None, stop.clone()));
                 let runs: Vec<_> = runs.collect();
                 tokio::spawn(async move {
                     join_all(runs).await;
@@ -203,7 +201,7 @@ impl Sink {
 
     /// Stops it as a signal does.
     pub async fn stop(self) {
-        self.stop.send_replace(true);
+        self.stop.cancel();
         self.tasks.await.expect("a queue's task does not panic");
     }
 }

@@ -13,12 +13,13 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 
 use super::absence::Absence;
 use super::turn::{Turn, Waiting};
-use super::{End, Standing, Task, stopping};
+use super::{End, Standing, Task};
 use crate::broker::{BrokerError, Changed, FetchAnswer};
 use crate::config::CrashPoint;
 use crate::gaps::Gaps;
@@ -138,11 +139,11 @@ impl Task {
         &self,
         fence: &Fence,
         standing: Standing,
-        mut stop: watch::Receiver<bool>,
+        stop: &CancellationToken,
     ) -> Outcome {
         let engine = tokio::select! {
             biased;
-            () = stopping(&mut stop) => return End::Drained.into(),
+            () = stop.cancelled() => return End::Drained.into(),
             engine = self.engine(&standing) => engine,
         };
         let _asking = self.context.status.asking();
@@ -179,7 +180,7 @@ impl Task {
             fetch_log: Sampled::default(),
             doubt_log: Sampled::default(),
         };
-        let outcome = session.run(&mut stop).await;
+        let outcome = session.run(stop).await;
         self.status.buffered.store(0, Relaxed);
         outcome
     }
@@ -190,12 +191,12 @@ fn micros(duration: Duration) -> i64 {
 }
 
 impl<'a> Session<'a> {
-    async fn run(&mut self, stop: &mut watch::Receiver<bool>) -> Outcome {
+    async fn run(&mut self, stop: &CancellationToken) -> Outcome {
         let budget = &self.task.context.budget;
         let mut woken = false;
         loop {
             self.short = false;
-            if *stop.borrow() {
+            if stop.is_cancelled() {
                 if self.judged_last_window() && !self.committing {
                     return End::Drained.into();
                 }
@@ -219,12 +220,12 @@ impl<'a> Session<'a> {
                 // There may be room for others as well.
                 budget.offer_room();
             }
-            let draining = *stop.borrow();
+            let draining = stop.is_cancelled();
             let waits = self.pass.is_none() && !draining;
             let wake = waits.then_some(self.next_pass);
             let event = tokio::select! {
                 biased;
-                () = stopping(stop), if !draining => continue,
+                () = stop.cancelled(), if !draining => continue,
                 Some(event) = self.under_way.next() => event,
                 () = budget.room(), if self.short => {
                     woken = true;

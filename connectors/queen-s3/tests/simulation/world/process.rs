@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use queen_s3::memory::MemoryBudget;
-use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::World;
 use super::clock::MachineClock;
@@ -76,8 +76,8 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
         "{} starts: {:?}",
         process.name, start.configuration
     ));
-    let (stop, stopping) = watch::channel(false);
-    let running = process.gate.hold(sink::run(start, stopping));
+    let stop = CancellationToken::new();
+    let running = process.gate.hold(sink::run(start, stop.clone()));
     tokio::pin!(running);
     loop {
         tokio::select! {
@@ -103,8 +103,7 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
                 }
                 Trouble::Stop(grace) => {
                     world.note(format_args!("{} is told to stop", process.name));
-                    // The receiver lives in the process.
-                    let _ = stop.send(true);
+                    stop.cancel();
                     let ended = tokio::select! {
                         biased;
                         () = process.crashed.notified() => "crashed instead",

@@ -12,13 +12,13 @@ use queen_s3::observe::status::Status;
 use queen_s3::ownership::Identity;
 use queen_s3::queue::{self, Context, Settings};
 use queen_s3::retry::Jitter;
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::process::Start;
 use super::spelling::{PREFIX, SINK};
 
 /// Runs a sink until it is told to stop.
-pub async fn run(start: Start, stop: watch::Receiver<bool>) {
+pub async fn run(start: Start, stop: CancellationToken) {
     let Start {
         link,
         clock,
