@@ -90,7 +90,8 @@ pub struct QueueSet<R> {
     pub relist: Duration,
     /// How long a queue rests after its task panicked.
     pub rest: Duration,
-    /// One queue's work, until the stop is cancelled.
+    /// One queue's work, until the stop is cancelled. Where the queue is shown as stopped at its beginning,
+    /// the work before it panicked, and it is the one to say that what it met is gone.
     pub run: R,
 }
 
@@ -198,8 +199,8 @@ where
     }
 }
 
-/// Keeps one queue's task running: a panic in it is a defect of this program, is shown, and costs
-/// the queue a rest and the other queues nothing.
+/// Keeps one queue's task running: a panic in it is a defect of this program, is shown until the queue
+/// has got beyond it, and costs the queue a rest and the other queues nothing.
 struct Keeper<R> {
     status: Arc<Status>,
     rest: Duration,
@@ -232,7 +233,6 @@ where
                 () = stop.cancelled() => return,
                 () = sleep(self.rest) => {}
             }
-            self.status.queue(queue).stopped.store(false, Relaxed);
         }
     }
 }

@@ -21,6 +21,7 @@ mod survey;
 mod turn;
 mod writer;
 
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -128,6 +129,9 @@ struct Task {
     loss_log: Mutex<Sampled>,
     /// What stopped the queue, each time that it did.
     stop_log: Mutex<Repeated>,
+    /// Whether the task before this one panicked. It may have done so at a window, and then this one
+    /// will, too: what it met is gone once a window is committed.
+    panicked: AtomicBool,
 }
 
 impl Task {
@@ -221,8 +225,10 @@ pub async fn run(
 ) {
     let settings = &context.settings;
     let keys = LakeKeys::new(&settings.prefix, &settings.sink, &queue);
+    let status = context.status.queue(&queue);
     let task = Task {
-        status: context.status.queue(&queue),
+        panicked: AtomicBool::new(status.stopped.load(Relaxed)),
+        status,
         context: Arc::clone(&context),
         queue,
         keys,
@@ -240,7 +246,7 @@ impl Task {
         let mut takeover = true;
         let mut was_held = false;
         // A queue that is stopped or not there is claimed again and again.
-        let mut was_ours = false;
+        let mut was_ours = self.panicked.load(Relaxed);
         while !stop.is_cancelled() {
             let claimed = tokio::select! {
                 biased;
@@ -347,6 +353,7 @@ impl Task {
 
     /// Notes that nothing stops the queue any more.
     fn goes_on(&self) {
+        self.panicked.store(false, Relaxed);
         if self.status.stopped.swap(false, Relaxed) {
             info!(queue = %self.queue, "what stopped the queue is gone; it goes on");
         }
@@ -428,6 +435,7 @@ impl Task {
                         Ok(moved) => standing = moved,
                         Err(end) => return end,
                     }
+                    self.panicked.store(false, Relaxed);
                     // An intent from an older key/value store is followed by windows as well.
                     if std::mem::take(&mut found) {
                         match self.catch_up(fence, standing, None).await {
@@ -436,7 +444,9 @@ impl Task {
                         }
                     }
                 }
-                self.goes_on();
+                if !self.panicked.load(Relaxed) {
+                    self.goes_on();
+                }
                 match self.session(fence, standing, stop).await {
                     session::Outcome::End(end) => return end,
                     session::Outcome::Redo(redo) => {

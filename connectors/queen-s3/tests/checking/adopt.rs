@@ -12,7 +12,7 @@ use queen_s3::retry::Jitter;
 use queen_s3::verify;
 
 use crate::lake::{EPOCH, LINEAGE, Lake, PREFIX, SECOND, SINK, store};
-use crate::memory::MemoryQueen;
+use crate::queen::MemoryQueen;
 
 /// A lake of three windows, and a store that knows nothing of it.
 fn stranded() -> (Lake, Arc<MemoryQueen>) {

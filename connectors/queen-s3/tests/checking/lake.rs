@@ -15,7 +15,7 @@ use queen_s3::retry::Jitter;
 use queen_s3::time::Micros;
 use queen_s3::verify::{Finding, Kind, Progress, QueueReport, Report, Store, verify};
 
-use crate::memory::MemoryBucket;
+use crate::bucket::MemoryBucket;
 
 pub const PREFIX: &str = "queen";
 pub const SINK: &str = "default";

@@ -1,7 +1,8 @@
-//! A defect that shows only while a window is encoded: what it costs, and whom; and what a panic tells.
+//! A defect that shows while records are read, or only while a window is encoded: what it costs, and whom;
+//! and what a panic tells.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,6 +22,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::bucket::MemoryBucket;
 use crate::bytes::ENCODINGS;
+use crate::lines::Lines;
 use crate::link::Link;
 use crate::log::Log;
 use crate::sink::{Options, Sink, committed, eventually};
@@ -34,11 +36,34 @@ const RECORDS: u32 = 500;
 /// How long the queue of a task that panicked rests.
 const REST: Duration = Duration::from_secs(30);
 
+/// Where the defect shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meets {
+    /// Where an answer is read.
+    Reader,
+    /// Where its records are encoded.
+    Encoder,
+}
+
 /// A way to the broker on which records lose their payloads: no byte of them is where the index says,
-/// which no decoder lets through. Whoever encodes one panics.
+/// which no decoder lets through. Whoever encodes one panics, if who reads it does not.
 struct Spoiling {
     link: Link,
     spoils: Arc<AtomicBool>,
+    meets: Meets,
+    /// Answers that were spoiled.
+    count: Arc<AtomicUsize>,
+}
+
+impl Spoiling {
+    fn new(link: Link, meets: Meets) -> Self {
+        Self {
+            link,
+            spoils: Arc::new(AtomicBool::new(true)),
+            meets,
+            count: Arc::default(),
+        }
+    }
 }
 
 #[async_trait]
@@ -46,6 +71,8 @@ impl Broker for Spoiling {
     async fn fetch(&self, request: &FetchRequest) -> Result<FetchAnswer, BrokerError> {
         let mut answer = self.link.fetch(request).await?;
         if &*request.queue == SPOILED && self.spoils.load(Relaxed) {
+            self.count.fetch_add(1, Relaxed);
+            assert!(self.meets != Meets::Reader, "the reader meets a defect");
             let spoil = |record: &RecordIndex| RecordIndex {
                 transaction_id_start: 0,
                 transaction_id_len: 1,
@@ -92,21 +119,22 @@ fn an_encoder_that_panics_stops_its_queue_for_a_while_and_no_other() {
             options.rest = Some(REST);
             let bucket = Arc::<MemoryBucket>::default();
             let budget = MemoryBudget::new(options.memory);
-            let spoils = Arc::new(AtomicBool::new(true));
-            let spoiling = Arc::new(Spoiling {
-                link: Link::new(&log, &budget, options.seed),
-                spoils: Arc::clone(&spoils),
-            });
+            let link = Link::new(&log, &budget, options.seed);
+            let spoiling = Arc::new(Spoiling::new(link, Meets::Encoder));
+            let spoils = Arc::clone(&spoiling.spoils);
+            let tries = Arc::clone(&spoiling.count);
             let queues = [SPOILED, SOUND];
             let sink = Sink::over(spoiling, budget, &log, &bucket, &queues, &options);
             let stopped = format!("queen_s3_queue_stopped{{queue=\"{SPOILED}\"}}");
             let shown = || sink.shown(&stopped) == Some(1.0);
+            eventually("it is shown", shown).await;
+            // It is tried again after its rest, and after what an interrupted window waits.
             for _ in 0..2 {
-                eventually("it is shown", shown).await;
-                // It is tried again after its rest.
-                let begin = Instant::now();
-                eventually("the next try", || !shown()).await;
-                assert!(begin.elapsed() <= REST + Duration::from_secs(1));
+                let (begin, before) = (Instant::now(), tries.load(Relaxed));
+                eventually("the next try", || tries.load(Relaxed) > before).await;
+                assert!(
+                    begin.elapsed() <= REST + options.settings.lease_ttl + Duration::from_secs(2)
+                );
             }
             assert_eq!(committed(&log, SPOILED).0, 0);
             let sound = committed(&log, SOUND).1;
@@ -128,6 +156,46 @@ fn an_encoder_that_panics_stops_its_queue_for_a_while_and_no_other() {
                     "{queue}, {format} {compression}"
                 );
             }
+        });
+    }
+}
+
+#[test]
+fn a_queue_that_panics_again_and_again_is_shown_without_a_break_and_goes_on_once() {
+    for meets in [Meets::Reader, Meets::Encoder] {
+        in_virtual_time(async {
+            let (lines, _guard) = Lines::start();
+            let log = Log::new(TEN + 600 * SECOND, payload);
+            log.create(SPOILED);
+            log.write(SPOILED, &Name::from("p"), TEN, RECORDS);
+            let mut options = Options::new();
+            options.rest = Some(REST);
+            let bucket = Arc::<MemoryBucket>::default();
+            let budget = MemoryBudget::new(options.memory);
+            let link = Link::new(&log, &budget, options.seed);
+            let spoiling = Arc::new(Spoiling::new(link, meets));
+            let spoils = Arc::clone(&spoiling.spoils);
+            let tries = Arc::clone(&spoiling.count);
+            let sink = Sink::over(spoiling, budget, &log, &bucket, &[SPOILED], &options);
+            let stopped = format!("queen_s3_queue_stopped{{queue=\"{SPOILED}\"}}");
+            let shown = || sink.shown(&stopped) == Some(1.0);
+            eventually("it is shown", shown).await;
+            for _ in 0..1_200 {
+                sleep(Duration::from_secs(1)).await;
+                assert!(shown(), "{meets:?}: nothing says that it goes on");
+            }
+            let tries = tries.load(Relaxed);
+            assert!(tries >= 15, "{meets:?}: {tries} tries in 20 minutes");
+            let (claimed, on) = ("queue claimed", "it goes on");
+            assert_eq!(lines.with(claimed).len(), 1, "{:#?}", lines.with(claimed));
+            assert!(lines.with(on).is_empty(), "{:#?}", lines.with(on));
+
+            spoils.store(false, Relaxed);
+            eventually("its window", || committed(&log, SPOILED).0 == 1).await;
+            eventually("it is no longer shown", || !shown()).await;
+            sleep(Duration::from_secs(1_200)).await;
+            assert_eq!(lines.with(on).len(), 1, "{:#?}", lines.with(on));
+            sink.stop().await;
         });
     }
 }

@@ -275,6 +275,7 @@ impl<'a> Session<'a> {
     }
 
     fn committed(&mut self, standing: Standing) {
+        self.task.goes_on();
         self.standing = standing;
         if let Some(written) = self.window {
             self.learn(written);
