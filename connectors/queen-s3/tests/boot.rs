@@ -474,6 +474,49 @@ async fn a_certificate_of_an_authority_that_is_not_trusted_exits_3_and_says_so()
     }
 }
 
+/// A proxy that lets nothing through, its URL, and how often it was connected to.
+async fn proxy() -> (String, Arc<AtomicUsize>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("a port");
+    let address = listener.local_addr().expect("bound");
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&connections);
+    tokio::spawn(async move {
+        while listener.accept().await.is_ok() {
+            counted.fetch_add(1, Relaxed);
+        }
+    });
+    (format!("http://{address}"), connections)
+}
+
+#[tokio::test]
+async fn no_proxy_of_the_environment_is_asked_for_anything() {
+    let (proxy, connections) = proxy().await;
+    let sink = Sink::new()
+        .with("SSL_CERT_FILE", &format!("{TLS}/authority.pem"))
+        .with("HTTP_PROXY", &proxy)
+        .with("HTTPS_PROXY", &proxy)
+        .with("ALL_PROXY", &proxy)
+        .with("http_proxy", &proxy)
+        .with("https_proxy", &proxy)
+        .with("all_proxy", &proxy);
+    for (queen, endpoint) in [
+        (queen().await, empty_bucket().await),
+        (secured(only_safe_time).await, secured(nothing_in_it).await),
+    ] {
+        let sink = Sink(sink.0.clone())
+            .with("QUEEN_URL", &queen)
+            .with("QUEEN_S3_ENDPOINT", &endpoint);
+        let mut started = Running::new(&sink, &[]);
+        started.line("partitions=discovery").await;
+        started.signal(Signal::TERM);
+        let (code, _, stderr) = started.ends().await;
+        assert_eq!(code, 0, "{stderr}");
+        assert_eq!(connections.load(Relaxed), 0, "{stderr}");
+    }
+}
+
 async fn booted(filter: &str) -> Running {
     let sink = Sink::new()
         .with("QUEEN_URL", &queen().await)

@@ -8,6 +8,7 @@
 mod addressing_tests;
 mod attempt;
 mod body;
+mod connection;
 mod download;
 mod options;
 mod probe;
@@ -83,6 +84,7 @@ impl S3Bucket {
         );
         let config = Config::builder()
             .behavior_version(BehaviorVersion::v2026_01_12())
+            .http_client(connection::direct())
             .endpoint_url(&options.endpoint)
             .region(Region::new(options.region.clone()))
             .credentials_provider(credentials)
