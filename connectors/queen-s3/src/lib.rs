@@ -32,4 +32,5 @@ pub mod time;
 pub mod verify;
 pub mod window;
 
+mod pace;
 mod wire;

@@ -142,6 +142,8 @@ pub const STREAM_ENTRIES: usize = 64;
 pub const ENTRY_RETRY: Duration = Duration::from_secs(5);
 /// How long a connection to Queen or to the store may take to open.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Least pace of an object and of a fetch answer, beyond the time for the first bytes: 64 kbit/s.
+pub const BODY_LEAST_BYTES_PER_SECOND: u32 = 8 * 1024;
 /// How long Queen may take to answer, beyond the time that a fetch asks it to wait, and how long
 /// an answer's next bytes may take.
 pub const BROKER_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -162,6 +164,9 @@ pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(3_600);
 pub const DECODE_INLINE_BYTES: usize = 64 * 1024;
 /// The same for answers of compressed segments.
 pub const DECODE_INLINE_SEGMENTS_BYTES: usize = 8 * 1024;
+/// Greatest body of an answer of the store, but for an object's content: eight times a page of a
+/// thousand keys of the greatest length.
+pub const STORE_ANSWER_BYTES: usize = 8 * 1_000 * KEY_BYTES;
 /// How long the store may take to answer a request without a body of ours, and how long an
 /// object's next bytes may take.
 pub const STORE_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);

@@ -404,6 +404,29 @@ async fn a_body_that_breaks_off_or_stands_still_is_no_answer() {
 }
 
 #[tokio::test]
+async fn an_answer_that_drips_is_given_up_refusals_too() {
+    let dripping = |status: u16| {
+        move || {
+            let chunks = stream::unfold((), |()| async {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                Some((Ok::<_, std::io::Error>(" "), ()))
+            });
+            let mut response = Response::new(Body::from_stream(chunks));
+            *response.status_mut() = axum::http::StatusCode::from_u16(status).expect("a status");
+            response
+        }
+    };
+    for (status, said) in [(200, "bytes of it came a second"), (503, "HTTP 503")] {
+        let server = Server::answering(dripping(status)).await;
+        let request = fetch_request(&["a"], 0);
+        let fetch = tokio::time::timeout(Duration::from_secs(30), server.broker.fetch(&request));
+        let error = fetch.await.expect("it ends").expect_err("no answer");
+        assert!(error.to_string().contains(said), "{error}");
+        assert_eq!(server.budget.used(), 0);
+    }
+}
+
+#[tokio::test]
 async fn an_answer_longer_than_the_limit_is_an_error_before_it_is_memory() {
     let huge = || {
         let mut response = Response::new(Body::from_stream(stream::pending::<

@@ -27,6 +27,7 @@ use crate::limits::{
     DECODE_INLINE_SEGMENTS_BYTES, ERROR_BODY_BYTES, FETCH_BODY_BYTES,
 };
 use crate::memory::{Hold, MemoryBudget};
+use crate::pace::Pace;
 use crate::record::{DecodeError, SEGMENTS, decode_fetch, decode_segments};
 use crate::wire::{causes, excerpt, retry_after};
 
@@ -42,7 +43,7 @@ pub struct HttpBrokerOptions {
     /// How long a connection may take to open.
     pub connect_timeout: Duration,
     /// How long an answer may take, beyond the wait that a fetch asks for. A fetch answer's body
-    /// may take this long per read, any other call this long in all.
+    /// may take this long per read, and has a least pace; any other call may take this long in all.
     pub answer_timeout: Duration,
 }
 
@@ -220,13 +221,16 @@ impl HttpBroker {
             .and_then(|value| value.to_str().ok())
             .and_then(|value| retry_after(value, Timestamp::now()));
         let mut body = Vec::new();
-        // The status is the news; a body that does not come only leaves the text shorter.
-        while let Ok(Ok(Some(chunk))) = timeout(self.answer_timeout, response.chunk()).await {
-            body.extend_from_slice(&chunk[..chunk.len().min(ERROR_BODY_BYTES - body.len())]);
-            if body.len() == ERROR_BODY_BYTES {
-                break;
+        let collected = async {
+            while let Ok(Some(chunk)) = response.chunk().await {
+                body.extend_from_slice(&chunk[..chunk.len().min(ERROR_BODY_BYTES - body.len())]);
+                if body.len() == ERROR_BODY_BYTES {
+                    break;
+                }
             }
-        }
+        };
+        // The status is the news; a body that does not come only leaves the text shorter.
+        let _ = timeout(self.answer_timeout, collected).await;
         let said = excerpt(&String::from_utf8_lossy(&body), &self.secrets());
         let token = if self.token.is_some() {
             "QUEEN_TOKEN"
@@ -269,12 +273,17 @@ impl HttpBroker {
             None => Vec::with_capacity(length),
         };
         let mut hold = budget.map(|budget| budget.hold(body.capacity()));
+        let mut pace = Pace::new(self.answer_timeout);
         loop {
-            let chunk = timeout(self.answer_timeout, response.chunk())
+            let chunk = pace
+                .next(response.chunk())
                 .await
-                .map_err(|_| silence("the answer broke off", self.answer_timeout))?
+                .map_err(|slow| {
+                    BrokerErrorKind::Transport(format!("the answer is given up: {slow}"))
+                })?
                 .map_err(|error| self.transport(error))?;
             let Some(chunk) = chunk else { break };
+            pace.came(chunk.len());
             if chunk.len() > limit - body.len() {
                 return Err(oversized());
             }

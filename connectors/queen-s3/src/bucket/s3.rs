@@ -48,6 +48,7 @@ use super::{Bucket, BucketError, BucketErrorKind, ListPage, ObjectBody, ObjectIn
 use crate::config::Sse;
 use crate::limits::HASH_INLINE_BYTES;
 use crate::observe::status::Status;
+use crate::pace::Pace;
 
 pub use self::options::{MidUpload, S3Options, S3Timeouts};
 pub use self::probe::ProbeError;
@@ -285,7 +286,7 @@ impl S3Bucket {
             left: size,
             key: key.to_owned(),
             place: Arc::clone(&self.place),
-            limit: self.timeouts.answer,
+            pace: Pace::new(self.timeouts.answer),
         };
         let stream = stream::unfold(Some(download), |download| async {
             let mut download = download?;

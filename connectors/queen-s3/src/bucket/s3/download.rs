@@ -1,14 +1,13 @@
 //! An object's content as it arrives.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use aws_sdk_s3::primitives::ByteStream;
 use bytes::Bytes;
-use tokio::time::timeout;
 
 use super::refusal::Place;
 use crate::bucket::BucketErrorKind;
+use crate::pace::Pace;
 
 /// An object on its way here.
 pub(super) struct Download {
@@ -16,13 +15,13 @@ pub(super) struct Download {
     pub(super) left: u64,
     pub(super) key: String,
     pub(super) place: Arc<Place>,
-    pub(super) limit: Duration,
+    pub(super) pace: Pace,
 }
 
 impl Download {
     /// The next bytes, or `None` once as many are here as the answer promised.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, BucketErrorKind> {
-        let bytes = match timeout(self.limit, self.body.next()).await {
+        let bytes = match self.pace.next(self.body.next()).await {
             Ok(Some(Ok(bytes))) => bytes,
             Ok(Some(Err(error))) => return Err(self.place.broken_off(&error)),
             Ok(None) if self.left == 0 => return Ok(None),
@@ -32,8 +31,9 @@ impl Download {
                     self.left
                 )));
             }
-            Err(_) => return Err(self.place.silence("sent no more of the object", self.limit)),
+            Err(slow) => return Err(self.place.too_slow(slow)),
         };
+        self.pace.came(bytes.len());
         self.left = self.left.checked_sub(bytes.len() as u64).ok_or_else(|| {
             BucketErrorKind::Transport("the object is longer than its Content-Length".into())
         })?;

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 
 use crate::bucket::BucketErrorKind;
 use crate::config::Secret;
+use crate::pace::TooSlow;
 use crate::wire::{causes, excerpt, retry_after};
 
 /// What errors say about the place that was asked.
@@ -81,6 +82,14 @@ impl Place {
             "{} {what} within {} ms",
             self.endpoint,
             limit.as_millis()
+        ))
+    }
+
+    /// An object is not waited for any longer.
+    pub(super) fn too_slow(&self, slow: TooSlow) -> BucketErrorKind {
+        BucketErrorKind::Transport(format!(
+            "the object is given up: {slow} from {}",
+            self.endpoint
         ))
     }
 
