@@ -79,9 +79,9 @@ impl OneRecord {
             ..place
         };
         let block = if is_sealed(block) {
-            key.ok_or(Damage::NoKey)?.seal(&built.frame, place)?
+            key.ok_or(Damage::NoKey)?.seal(&built.bytes, place)?
         } else {
-            built.frame
+            built.bytes
         };
         Ok(Self {
             raw_bytes: built.raw_bytes,

@@ -1,17 +1,27 @@
-//! The block of a segment: its records, one after the other, in one zstd frame.
+//! The block of a segment: its records, one after the other, in one zstd frame, behind a description
+//! of what is in it.
 //!
 //! ```text
-//! u8 1 | per record: u32 id length, u32 payload length, id, payload
+//! description: u32 0x184D2A5A | u32 10 | u8 1 | u8 ids | u32 empty payloads | u32 CRC-32C of the frame
+//! frame's content: u8 1 | per record: u32 id length, u32 payload length, id, payload
 //! ```
 //!
 //! Integers are little-endian. The id is the transaction id as a JSON string, quotes included, and
 //! the payload the bytes that were pushed: both are copied into an answer as they are. The frame
 //! carries zstd's checksum of its content, so damage is found before anything is read from it.
+//!
+//! The description is a skippable frame, which every zstd decoder passes over. Who has it knows that
+//! the block is whole and how long the records' texts are together, and need not decompress it before
+//! they are wanted: `ids` is 0 where no id has an escape, 1 where some may. A block may come without
+//! one, as those do that were stored before there were any.
 
 use std::cell::RefCell;
+use std::io::Cursor;
 
+use crc32c::crc32c;
+use memchr::memchr;
 use zstd::bulk::{Compressor, Decompressor};
-use zstd::zstd_safe::CParameter;
+use zstd::zstd_safe::{CParameter, compress_bound};
 
 use crate::limits::{SEGMENT_MAX_RECORDS, SEGMENT_TARGET_BYTES, SEGMENT_ZSTD_LEVEL};
 
@@ -19,6 +29,16 @@ use crate::limits::{SEGMENT_MAX_RECORDS, SEGMENT_TARGET_BYTES, SEGMENT_ZSTD_LEVE
 const LAYOUT: u8 = 1;
 /// Bytes in front of a record's id.
 const RECORD_HEAD: usize = 8;
+
+/// What a description begins with: one of the numbers that zstd keeps for skippable frames. Its first
+/// byte is not the one that marks sealed blocks.
+const DESCRIPTION: [u8; 4] = 0x184D_2A5A_u32.to_le_bytes();
+/// The layout of descriptions.
+const DESCRIPTION_LAYOUT: u8 = 1;
+/// Bytes of a description behind its number and its length.
+const DESCRIBED: usize = 1 + 1 + 4 + 4;
+/// Bytes of a description.
+pub(super) const DESCRIPTION_BYTES: usize = DESCRIPTION.len() + 4 + DESCRIBED;
 
 /// A block cannot be read.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -60,8 +80,8 @@ pub struct Block {
     pub raw_bytes: usize,
     /// Payload lengths added up, an empty payload counting 1.
     pub payload_bytes: usize,
-    /// The zstd frame.
-    pub frame: Vec<u8>,
+    /// What is stored: the description and the zstd frame.
+    pub bytes: Vec<u8>,
 }
 
 /// Builds a block record by record.
@@ -70,6 +90,8 @@ pub struct BlockWriter {
     raw: Vec<u8>,
     records: usize,
     payload_bytes: usize,
+    escapes: bool,
+    empty_payloads: u32,
 }
 
 impl BlockWriter {
@@ -79,6 +101,8 @@ impl BlockWriter {
             raw: vec![LAYOUT],
             records: 0,
             payload_bytes: 0,
+            escapes: false,
+            empty_payloads: 0,
         }
     }
 
@@ -99,6 +123,8 @@ impl BlockWriter {
         self.raw.extend_from_slice(payload);
         self.records += 1;
         self.payload_bytes += payload.len().max(1);
+        self.escapes |= memchr(b'\\', id).is_some();
+        self.empty_payloads += u32::from(payload.is_empty());
     }
 
     /// Number of records so far.
@@ -116,11 +142,33 @@ impl BlockWriter {
             records: self.records,
             raw_bytes: self.raw.len(),
             payload_bytes: self.payload_bytes,
-            frame: compress(&self.raw)?,
+            bytes: self.compress()?,
         };
         self.raw.truncate(1);
         self.records = 0;
         self.payload_bytes = 0;
+        self.escapes = false;
+        self.empty_payloads = 0;
+        Ok(block)
+    }
+
+    /// The description, and the frame behind it.
+    fn compress(&self) -> std::io::Result<Vec<u8>> {
+        let bound = DESCRIPTION_BYTES + compress_bound(self.raw.len());
+        let mut block = Cursor::new(Vec::with_capacity(bound));
+        block.set_position(DESCRIPTION_BYTES as u64);
+        compress(&self.raw, &mut block)?;
+        let mut block = block.into_inner();
+        let (description, frame) = block.split_at_mut(DESCRIPTION_BYTES);
+        let parts: [&[u8]; 6] = [
+            &DESCRIPTION,
+            &(DESCRIBED as u32).to_le_bytes(),
+            &[DESCRIPTION_LAYOUT],
+            &[u8::from(self.escapes)],
+            &self.empty_payloads.to_le_bytes(),
+            &crc32c(frame).to_le_bytes(),
+        ];
+        description.copy_from_slice(&parts.concat());
         Ok(block)
     }
 }
@@ -191,7 +239,8 @@ thread_local! {
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-fn compress(raw: &[u8]) -> std::io::Result<Vec<u8>> {
+/// Compresses `raw` into `out`, from its position on.
+fn compress(raw: &[u8], out: &mut Cursor<Vec<u8>>) -> std::io::Result<()> {
     COMPRESSOR.with_borrow_mut(|slot| {
         if slot.is_none() {
             let mut compressor = Compressor::new(SEGMENT_ZSTD_LEVEL)?;
@@ -199,18 +248,27 @@ fn compress(raw: &[u8]) -> std::io::Result<Vec<u8>> {
             *slot = Some(compressor);
         }
         match slot {
-            Some(compressor) => compressor.compress(raw),
+            Some(compressor) => compressor.compress_to_buffer(raw, out).map(drop),
             None => unreachable!("the compressor was made above"),
         }
     })
 }
 
-/// Decompresses `frame`, whose content is `raw_bytes` long, into `out`, replacing what was there.
+/// The zstd frame of an open `block`, without the description before it.
+pub fn frame_of(block: &[u8]) -> &[u8] {
+    match block.split_at_checked(DESCRIPTION_BYTES) {
+        Some((description, frame)) if description.starts_with(&DESCRIPTION) => frame,
+        _ => block,
+    }
+}
+
+/// Decompresses an open `block`, whose content is `raw_bytes` long, into `out`, replacing what was there.
 ///
 /// # Errors
 ///
 /// [`Damage::Frame`] or [`Damage::Length`]; `out` then holds nothing of use.
-pub fn decompress(frame: &[u8], raw_bytes: usize, out: &mut Vec<u8>) -> Result<(), Damage> {
+pub fn decompress(block: &[u8], raw_bytes: usize, out: &mut Vec<u8>) -> Result<(), Damage> {
+    let frame = frame_of(block);
     out.clear();
     out.reserve(raw_bytes);
     DECOMPRESSOR.with_borrow_mut(|slot| {
@@ -259,7 +317,7 @@ mod tests {
             let block = writer.finish().expect("memory");
             prop_assert_eq!(block.records, records.len());
             let mut raw = Vec::new();
-            decompress(&block.frame, block.raw_bytes, &mut raw).expect("whole");
+            decompress(&block.bytes, block.raw_bytes, &mut raw).expect("whole");
             let read: Vec<_> = Records::new(&raw)
                 .expect("a layout")
                 .map(|record| record.expect("a record"))
@@ -286,12 +344,12 @@ mod tests {
     fn every_changed_byte_of_a_frame_is_found() {
         let block = block(&[("\"a\"", "{\"n\":1}"), ("\"b\"", "{\"n\":2}")]);
         let mut raw = Vec::new();
-        decompress(&block.frame, block.raw_bytes, &mut raw).expect("whole");
+        decompress(&block.bytes, block.raw_bytes, &mut raw).expect("whole");
         let whole = raw.clone();
-        for at in 0..block.frame.len() {
-            let mut frame = block.frame.clone();
-            frame[at] ^= 0x55;
-            let outcome = decompress(&frame, block.raw_bytes, &mut raw);
+        for at in 0..block.bytes.len() {
+            let mut changed = block.bytes.clone();
+            changed[at] ^= 0x55;
+            let outcome = decompress(&changed, block.raw_bytes, &mut raw);
             assert!(
                 outcome.is_err() || raw == whole,
                 "byte {at} changed unnoticed"
@@ -299,7 +357,7 @@ mod tests {
         }
         assert!(
             decompress(
-                &block.frame[..block.frame.len() - 1],
+                &block.bytes[..block.bytes.len() - 1],
                 block.raw_bytes,
                 &mut raw
             )
@@ -315,6 +373,50 @@ mod tests {
             Records::new(&[LAYOUT, 1, 0, 0, 0, 200, 0, 0, 0, b'x']).expect("a layout");
         assert_eq!(records.next(), Some(Err(Damage::Record)));
         assert_eq!(records.next(), None);
+    }
+
+    #[test]
+    fn a_description_says_what_is_in_the_block() {
+        let described = |records: &[(&str, &str)]| {
+            let block = block(records);
+            let (description, frame) = block.bytes.split_at(DESCRIPTION_BYTES);
+            assert_eq!(frame_of(&block.bytes), frame);
+            assert_eq!(description[14..], crc32c(frame).to_le_bytes());
+            description[..14].to_vec()
+        };
+        let head = *b"\x5a\x2a\x4d\x18\x0a\0\0\0\x01";
+        let expected = |rest: [u8; 5]| [&head[..], &rest].concat();
+        let plain = [("\"a\"", "1"), ("\"b\"", ""), ("\"c\"", "")];
+        assert_eq!(described(&plain), expected([0, 2, 0, 0, 0]));
+        let escaped = [("\"a\"", "\"\\n\""), ("\"\\u00e9\"", "2")];
+        assert_eq!(described(&escaped), expected([1, 0, 0, 0, 0]));
+        assert_eq!(described(&escaped[..1]), expected([0, 0, 0, 0, 0]));
+    }
+
+    #[test]
+    fn a_writer_describes_each_block_by_itself() {
+        let mut writer = BlockWriter::new();
+        writer.push(b"\"\\n\"", b"");
+        let first = writer.finish().expect("memory");
+        writer.push(b"\"n\"", b"1");
+        let second = writer.finish().expect("memory");
+        assert_eq!(first.bytes[8..14], [1, 1, 1, 0, 0, 0]);
+        assert_eq!(second.bytes[8..14], [1, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_block_without_a_description_is_read() {
+        let block = block(&[("\"a\"", "1")]);
+        let mut raw = Vec::new();
+        decompress(frame_of(&block.bytes), block.raw_bytes, &mut raw).expect("whole");
+        assert!(Records::new(&raw).is_ok());
+    }
+
+    #[test]
+    fn other_decoders_pass_a_description_over() {
+        let block = block(&[("\"a\"", "1")]);
+        let raw = zstd::stream::decode_all(&block.bytes[..]).expect("whole");
+        assert_eq!(raw.len(), block.raw_bytes);
     }
 
     #[test]

@@ -87,7 +87,8 @@ impl Form {
             let named = name.eq_ignore_ascii_case(SEGMENTS) && weight != Some(0.0);
             // A client that reads a later version reads those before it.
             named.then_some(match version {
-                Some(2..) => Version::WithLives,
+                Some(2) => Version::WithLives,
+                Some(3..) => Version::Described,
                 _ => Version::Plain,
             })
         });
@@ -398,8 +399,8 @@ mod tests {
                 Form::Segments(Version::WithLives),
             ),
             (
-                Some("application/vnd.queen.segments; q=0.5; version=3"),
-                Form::Segments(Version::WithLives),
+                Some("application/vnd.queen.segments; q=0.5; version=4"),
+                Form::Segments(Version::Described),
             ),
             (
                 Some("application/vnd.queen.segments;version=2;q=0"),

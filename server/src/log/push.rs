@@ -407,7 +407,7 @@ impl Segments {
             records,
             raw_bytes,
             payload_bytes,
-            frame,
+            bytes,
         } = writer
             .finish()
             .map_err(|error| ApiError::Internal(format!("cannot compress a segment: {error}")))?;
@@ -415,7 +415,7 @@ impl Segments {
         self.records.push(records as i32);
         self.raw.push(raw_bytes as i32);
         self.payload.push(payload_bytes as i64);
-        self.block.push(frame);
+        self.block.push(bytes);
         Ok(())
     }
 }

@@ -276,7 +276,7 @@ pub(super) mod tests {
             raw_bytes: block.raw_bytes,
             records: block.records,
             payload_bytes: block.payload_bytes as u64,
-            block: block.frame,
+            block: block.bytes,
         }
     }
 

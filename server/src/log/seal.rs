@@ -1,7 +1,7 @@
 //! Encryption at rest: blocks are sealed after compression and opened before decompression.
 //!
 //! ```text
-//! u8 'Q' | u8 1 | key id, 4 | salt, 16 | nonce, 12 | AES-256-GCM of the zstd frame, tag last
+//! u8 'Q' | u8 1 | key id, 4 | salt, 16 | nonce, 12 | AES-256-GCM of the open block, tag last
 //! ```
 //!
 //! Each block has a key of its own, HMAC-SHA256 of the salt under the broker's key: the number of
@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::limits::KNOWN_ENCRYPTED_QUEUES;
 use crate::log::codec::Damage;
 
-/// No zstd frame begins with this byte.
+/// No open block begins with this byte.
 const MARK: u8 = b'Q';
 const LAYOUT: u8 = 1;
 const KEY_ID_BYTES: usize = 4;
@@ -96,19 +96,19 @@ impl SealKey {
         })
     }
 
-    /// Seals a zstd frame.
+    /// Seals an open block.
     ///
     /// # Errors
     ///
-    /// [`Damage::Seal`] for a frame beyond the cipher's limit of 64 GiB, which no body reaches.
-    pub fn seal(&self, frame: &[u8], place: Place<'_>) -> Result<Vec<u8>, Damage> {
-        let mut sealed = Vec::with_capacity(HEAD_BYTES + frame.len() + TAG_BYTES);
+    /// [`Damage::Seal`] for a block beyond the cipher's limit of 64 GiB, which no body reaches.
+    pub fn seal(&self, block: &[u8], place: Place<'_>) -> Result<Vec<u8>, Damage> {
+        let mut sealed = Vec::with_capacity(HEAD_BYTES + block.len() + TAG_BYTES);
         sealed.extend_from_slice(&[MARK, LAYOUT]);
         sealed.extend_from_slice(&self.id);
         let mut random = [0; SALT_BYTES + NONCE_BYTES];
         OsRng.fill_bytes(&mut random);
         sealed.extend_from_slice(&random);
-        sealed.extend_from_slice(frame);
+        sealed.extend_from_slice(block);
         let (salt, nonce) = random.split_at(SALT_BYTES);
         let tag = self
             .cipher(salt)
@@ -184,7 +184,7 @@ pub fn is_sealed(block: &[u8]) -> bool {
     block.first() == Some(&MARK)
 }
 
-/// Gives back the zstd frame of a block as it is stored, sealed or not; `out` is room for an
+/// Opens a block as it is stored, sealed or not; `out` is room for an
 /// opened one.
 ///
 /// # Errors

@@ -12,15 +12,15 @@
 //!              u32 block length, block
 //! ```
 //!
-//! Version 1 has no life; version 2 is for clients that ask for `…segments;version=2`.
+//! Version 1 has no life; later ones are for clients that ask for `…segments;version=2` and so on.
 //!
-//! A block is one zstd frame that names the length of its content and carries its checksum; the
-//! content is laid out as [`codec`](super::codec) says. Segments are whole: the first one of an
+//! A block is one zstd frame that names the length of its content and carries its checksum, in version
+//! 3 behind a description if it was stored with one; [`codec`](super::codec) says how both are laid out. Segments are whole: the first one of an
 //! entry may begin below the offset asked for, and the last one may end past the records of a call.
 
 use uuid::Uuid;
 
-use super::codec::{Damage, Records, decompress};
+use super::codec::{Damage, Records, decompress, frame_of};
 use super::render::{EntryAnswer, Rendered, StoredSegment, unreadable};
 use super::seal::{SealKey, opened};
 
@@ -42,6 +42,8 @@ pub enum Version {
     Plain = 1,
     /// They do.
     WithLives = 2,
+    /// And blocks come with their descriptions.
+    Described = 3,
 }
 
 /// Packs `entries` of `tenant` as `version` has them. `key` opens what is sealed; what does not open ends its entry.
@@ -108,7 +110,7 @@ impl Packer<'_> {
         }
         self.bytes(&entry.watermark.to_le_bytes());
         self.bytes(&entry.log_start.to_le_bytes());
-        if self.version == Version::WithLives {
+        if self.version >= Version::WithLives {
             self.bytes(entry.life.unwrap_or_default().as_bytes());
         }
         let mut error = entry.error;
@@ -139,6 +141,10 @@ impl Packer<'_> {
                 .map_err(|damage| unreadable(entry, segment, &damage))?
         } else {
             segment.payload_bytes
+        };
+        let block = match self.version {
+            Version::Plain | Version::WithLives => frame_of(block),
+            Version::Described => block,
         };
         self.bytes(&[SEGMENT]);
         self.bytes(&segment.base_offset.to_le_bytes());
@@ -185,7 +191,8 @@ mod tests {
         let mut refused = entry(0, vec![]);
         refused.error = Some("OFFSET_OUT_OF_RANGE");
         let stored = segment(41, &["1", "{\"a\":2}"]);
-        let block = stored.block.clone();
+        let described = stored.block.clone();
+        let block = frame_of(&described).to_vec();
         let entries = [entry(42, vec![stored]), refused];
         let answer = pack(&entries, Version::Plain, Uuid::nil(), None);
 
@@ -222,6 +229,13 @@ mod tests {
         expected.splice(second..second, lives[1].into_bytes());
         expected.splice(first..first, lives[0].into_bytes());
         assert_eq!(answer.body, expected);
+
+        let answer = pack(&entries, Version::Described, Uuid::nil(), None);
+        let at = first + 16 + SEGMENT_BYTES;
+        expected[4] = 3;
+        expected[at - 4..at].copy_from_slice(&(described.len() as u32).to_le_bytes());
+        expected.splice(at..at + block.len(), described);
+        assert_eq!(answer.body, expected);
     }
 
     #[test]
@@ -229,7 +243,7 @@ mod tests {
         let mut sealed = segment(42, &["2"]);
         sealed.block = b"Q\x01 and the rest, under a key that is not here".to_vec();
         let readable = segment(41, &["1"]);
-        let length = readable.block.len();
+        let length = frame_of(&readable.block).len();
         let entries = [entry(41, vec![readable, sealed, segment(43, &["3"])])];
         let answer = pack(&entries, Version::Plain, Uuid::nil(), None);
         assert!(answer.body.ends_with(b"\0\x0aUNREADABLE"));
