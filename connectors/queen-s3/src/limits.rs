@@ -39,7 +39,7 @@ pub const IDLE_MEMORY_LEAST_BYTES: usize = 64 * MIB;
 pub const SPARE_COMPRESSORS: usize = 2;
 /// gzip level of JSONL objects.
 pub const GZIP_LEVEL: u32 = 6;
-/// Records after which a Parquet row group ends. Bytes depend on this and the next five.
+/// Records after which a Parquet row group ends. Bytes depend on what is said of Parquet from here on.
 pub const ROW_GROUP_RECORDS: usize = 100_000;
 /// Record bytes after which a Parquet row group ends.
 pub const ROW_GROUP_BYTES: u64 = 64 * MIB as u64;
@@ -56,6 +56,10 @@ pub const PARQUET_FOOTER_MOST_BYTES: usize = 8 * MIB;
 pub const PARQUET_HEADER_MOST_BYTES: usize = 4 * 1_024;
 /// Rows that are given to a Parquet column at a time.
 pub const PARQUET_BATCH_ROWS: usize = 1_024;
+/// Bytes of their texts after which fewer are.
+pub const PARQUET_BATCH_BYTES: usize = 8 * MIB;
+/// Bytes of blocks that are decompressed together for them, which no byte depends on.
+pub const PARQUET_SLAB_BYTES: usize = 256 * 1_024;
 /// Bytes after which a Parquet data page ends.
 pub const PARQUET_PAGE_BYTES: usize = MIB;
 /// Rows after which a Parquet data page ends.

@@ -28,7 +28,7 @@ use crate::limits::{
 };
 use crate::memory::{Hold, MemoryBudget};
 use crate::pace::Pace;
-use crate::record::{DecodeError, SEGMENTS, decode_fetch, decode_segments};
+use crate::record::{DecodeError, SEGMENTS, Trust, decode_fetch, decode_segments};
 use crate::wire::{causes, excerpt, retry_after};
 
 /// How to reach Queen.
@@ -96,6 +96,7 @@ pub struct HttpBroker {
     origin: String,
     token: Option<Secret>,
     budget: Arc<MemoryBudget>,
+    trust: Arc<Trust>,
     answer_timeout: Duration,
 }
 
@@ -117,9 +118,8 @@ struct Route {
     accept: Option<&'static str>,
 }
 
-/// Segments from a broker that offers them, with lives from one that knows the parameter; JSON from
-/// every other.
-const SEGMENTS_OR_JSON: &str = "application/vnd.queen.segments;version=2, application/json;q=0.9";
+/// Segments from a broker that offers them, in the latest version that it knows; JSON from every other.
+const SEGMENTS_OR_JSON: &str = "application/vnd.queen.segments;version=3, application/json;q=0.9";
 
 const FETCH: Route = Route {
     operation: "POST /api/v1/fetch",
@@ -182,6 +182,7 @@ impl HttpBroker {
             origin: origin(&options.url),
             token: options.token,
             budget: options.budget,
+            trust: Arc::default(),
             answer_timeout: options.answer_timeout,
         })
     }
@@ -325,10 +326,11 @@ impl HttpBroker {
             .await?;
 
         let answer = if body.len() <= form.inline_bytes() {
-            form.decode(request, body, &self.budget)
+            form.decode(request, body, &self.budget, &self.trust)
         } else {
             let (request, budget) = (request.clone(), Arc::clone(&self.budget));
-            task::spawn_blocking(move || form.decode(&request, body, &budget))
+            let trust = Arc::clone(&self.trust);
+            task::spawn_blocking(move || form.decode(&request, body, &budget, &trust))
                 .await
                 .map_err(|_| BrokerErrorKind::Malformed("decoding it was given up".into()))?
         };
@@ -425,10 +427,11 @@ impl Form {
         request: &FetchRequest,
         body: Bytes,
         budget: &Arc<MemoryBudget>,
+        trust: &Arc<Trust>,
     ) -> Result<FetchAnswer, DecodeError> {
         match self {
             Self::Json => decode_fetch(request, body, budget),
-            Self::Segments => decode_segments(request, &body, budget),
+            Self::Segments => decode_segments(request, body, budget, trust),
         }
     }
 }

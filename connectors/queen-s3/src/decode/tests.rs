@@ -16,10 +16,7 @@ pub(super) fn object(format: Format, compression: Compression, payloads: &[Strin
         .map(|(offset, payload)| (offset, 7, "t\\u00e9", payload.as_str()))
         .collect();
     let batch = batch(&records);
-    let chunk = Chunk {
-        range: 0..batch.index().len() as u32,
-        batch,
-    };
+    let chunk = Chunk::whole(&batch);
     let spec = ObjectSpec {
         format,
         compression,

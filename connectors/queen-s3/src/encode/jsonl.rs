@@ -21,7 +21,7 @@ use super::{EncodeError, ObjectSpec, ObjectSummary};
 use crate::decode::Seen;
 use crate::lake::Compression;
 use crate::limits::{COMPRESS_STEP_BYTES, GZIP_LEVEL, ZSTD_JOB_BYTES};
-use crate::record::{Batch, Chunk, RecordIndex};
+use crate::record::{Chunk, Damaged, Known, Piece, Record, Unpacked};
 use crate::time::Micros;
 
 const BEFORE_PARTITION: &[u8] = br#"{"partition":"#;
@@ -35,8 +35,11 @@ const END: &[u8] = b"}\n";
 /// counts, whatever the format.
 pub fn record_bytes(partition: &str, chunk: &Chunk) -> u64 {
     let mut length = LineLength::new(partition);
-    let records = chunk.records().iter();
-    records.map(|record| length.of(&chunk.batch, record)).sum()
+    let mut scratch = Unpacked::default();
+    let pieces = chunk.pieces();
+    pieces
+        .map(|piece| length.of_piece(&piece, &mut scratch))
+        .sum()
 }
 
 /// Appends the line of one record, without its line break; a raw line break in `payload` becomes a
@@ -82,20 +85,41 @@ impl LineLength {
         }
     }
 
-    /// Length of the line of `record` of `batch`, its end included.
-    pub(super) fn of(&mut self, batch: &Batch, record: &RecordIndex) -> u64 {
-        let quoted = if batch.has_escapes(record) {
+    /// Length of the line of `record`, its end included.
+    pub(super) fn of(&mut self, record: &Record<'_>) -> u64 {
+        let quoted = if record.escaped {
             self.scratch.clear();
-            append_transaction_id(&mut self.scratch, batch, record);
+            append_transaction_id(&mut self.scratch, record);
             self.scratch.len()
         } else {
-            record.transaction_id_len as usize + 2
+            record.transaction_id.len() + 2
         };
         let varying = itoa::Buffer::new().format(record.offset).len()
             + quoted
             + self.ts.of(record.ts).len()
-            + record.payload_len as usize;
+            + record.payload.len();
         (self.fixed + varying) as u64
+    }
+
+    /// Length of the lines of a block.
+    pub(super) fn of_known(&mut self, known: &Known) -> u64 {
+        let each = (self.fixed + self.ts.of(known.ts).len()) as u64;
+        each * known.records + digits(known.offset, known.records) + known.text_bytes
+    }
+
+    /// Length of the lines of a piece. One that is damaged has none: who encodes it will say so.
+    fn of_piece(&mut self, piece: &Piece<'_>, scratch: &mut Unpacked) -> u64 {
+        if let Piece::Packed(packing) = piece
+            && let Some(known) = packing.known()
+        {
+            return self.of_known(&known);
+        }
+        let mut length = 0;
+        let read = piece.each(scratch, |record| {
+            length += self.of(&record);
+            Ok::<_, Damaged>(())
+        });
+        read.map_or(0, |()| length)
     }
 }
 
@@ -103,6 +127,8 @@ impl LineLength {
 pub struct JsonlEncoder {
     /// Lines not yet compressed.
     step: Vec<u8>,
+    /// The block that is being read.
+    scratch: Unpacked,
     /// What stands before the offset in every line of `partition`.
     head: Vec<u8>,
     partition: String,
@@ -125,6 +151,7 @@ impl JsonlEncoder {
     fn with_workers(spec: &ObjectSpec, workers: u32) -> Result<Self, EncodeError> {
         let mut encoder = Self {
             step: Vec::new(),
+            scratch: Unpacked::default(),
             head: Vec::new(),
             partition: String::new(),
             ts: TsText::default(),
@@ -142,13 +169,16 @@ impl JsonlEncoder {
         if partition != self.partition {
             self.enter(partition);
         }
-        for record in chunk.records() {
-            self.append(&chunk.batch, record);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let pushed = chunk.each(&mut scratch, |record| {
+            self.append(&record);
             if self.step.len() >= COMPRESS_STEP_BYTES {
                 self.compress_steps()?;
             }
-        }
-        Ok(())
+            Ok(())
+        });
+        self.scratch = scratch;
+        pushed
     }
 
     /// Takes the next full part.
@@ -175,16 +205,16 @@ impl JsonlEncoder {
         self.head.extend_from_slice(BEFORE_OFFSET);
     }
 
-    fn append(&mut self, batch: &Batch, record: &RecordIndex) {
+    fn append(&mut self, record: &Record<'_>) {
         let line = &mut self.step;
         line.extend_from_slice(&self.head);
         line.extend_from_slice(itoa::Buffer::new().format(record.offset).as_bytes());
         line.extend_from_slice(BEFORE_TRANSACTION_ID);
-        append_transaction_id(line, batch, record);
+        append_transaction_id(line, record);
         line.extend_from_slice(BEFORE_TS);
         line.extend_from_slice(self.ts.of(record.ts).as_bytes());
         line.extend_from_slice(BEFORE_PAYLOAD);
-        append_payload(line, batch.payload(record));
+        append_payload(line, record.payload);
         line.extend_from_slice(END);
         self.records += 1;
     }
@@ -325,17 +355,31 @@ fn append_string(line: &mut Vec<u8>, text: &str) {
     let _ = serde_json::to_writer(line, text);
 }
 
+/// Digits of `count` numbers from `first` on, which is not negative.
+fn digits(first: i64, count: u64) -> u64 {
+    let (mut at, end) = (first.unsigned_abs(), first.unsigned_abs() + count);
+    let mut total = 0;
+    while at < end {
+        let length = at.checked_ilog10().unwrap_or(0) + 1;
+        let longer = 10_u64.checked_pow(length).unwrap_or(u64::MAX);
+        let next = end.min(longer);
+        total += u64::from(length) * (next - at);
+        at = next;
+    }
+    total
+}
+
 /// Appends a transaction id, quoted and escaped as `serde_json` escapes it. One that names no
 /// Unicode text, because it holds half a surrogate pair, stays as the broker escaped it.
-fn append_transaction_id(line: &mut Vec<u8>, batch: &Batch, record: &RecordIndex) {
-    let escaped = batch.transaction_id(record);
+fn append_transaction_id(line: &mut Vec<u8>, record: &Record<'_>) {
+    let escaped = record.transaction_id;
     let quoted = |line: &mut Vec<u8>| {
         line.push(b'"');
         line.extend_from_slice(escaped);
         line.push(b'"');
     };
     // Without an escape there is nothing that would need one either.
-    if !batch.has_escapes(record) {
+    if !record.escaped {
         return quoted(line);
     }
     let start = line.len();

@@ -7,6 +7,7 @@ use super::*;
 use crate::encode::testing::{batch, chunks};
 use crate::lake::Format;
 use crate::limits::PART_BYTES;
+use crate::record::Batch;
 
 const TS: i64 = 1_788_516_221_918_204;
 

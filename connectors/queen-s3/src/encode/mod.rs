@@ -12,7 +12,7 @@ use bytes::Bytes;
 use thiserror::Error;
 
 use crate::lake::{Compression, Format};
-use crate::record::Chunk;
+use crate::record::{Chunk, Damaged};
 
 use jsonl::JsonlEncoder;
 pub use jsonl::{append_line, record_bytes};
@@ -68,6 +68,9 @@ pub enum EncodeError {
     /// The Parquet writer failed.
     #[error("encoding failed: {0}")]
     Parquet(#[from] ::parquet::errors::ParquetError),
+    /// A block that the broker described holds something else.
+    #[error(transparent)]
+    Damaged(#[from] Damaged),
     /// The record bytes were not those announced.
     #[error("encoding failed: {announced} record bytes were announced and {pushed} came")]
     RecordBytes {

@@ -29,7 +29,7 @@ use crate::limits::{
     PARQUET_BATCH_ROWS, PARQUET_DICTIONARY_PAGE_BYTES, PARQUET_PAGE_BYTES, PARQUET_PAGE_ROWS,
     ROW_GROUP_RECORDS, ZSTD_LEVEL,
 };
-use crate::record::Chunk;
+use crate::record::{Chunk, Piece, Unpacked};
 
 const SCHEMA: &str = "
     message queen {
@@ -53,10 +53,12 @@ pub(super) struct ParquetEncoder {
     workers: usize,
     partition: ByteArray,
     length: LineLength,
+    /// The block that is being looked into.
+    scratch: Unpacked,
     records: u64,
 }
 
-type Encoded = Result<EncodedRowGroup, ParquetError>;
+type Encoded = Result<EncodedRowGroup, EncodeError>;
 
 impl ParquetEncoder {
     /// An encoder for one object.
@@ -81,6 +83,7 @@ impl ParquetEncoder {
             workers,
             partition: ByteArray::from(""),
             length: LineLength::new(""),
+            scratch: Unpacked::default(),
             records: 0,
         })
     }
@@ -91,17 +94,35 @@ impl ParquetEncoder {
             self.partition = ByteArray::from(partition);
             self.length = LineLength::new(partition);
         }
+        // What is not held yet begins at `start`, what is not counted at `next`.
         let mut start = chunk.range.start;
-        for (next, record) in (chunk.range.start + 1..).zip(chunk.records()) {
-            let length = self.length.of(&chunk.batch, record);
-            if self.collecting.count(length) {
-                self.collecting.hold(&self.partition, chunk, start..next);
-                self.end_row_group()?;
-                start = next;
+        let mut next = start;
+        for piece in chunk.pieces() {
+            if let Piece::Packed(packing) = &piece
+                && let Some(known) = packing.known()
+                && self
+                    .collecting
+                    .count_all(known.records, self.length.of_known(&known))
+            {
+                next += known.records as u32;
+                continue;
             }
+            let mut scratch = std::mem::take(&mut self.scratch);
+            let counted = piece.each(&mut scratch, |record| {
+                next += 1;
+                if self.collecting.count(self.length.of(&record)) {
+                    let full = chunk.part(start..next);
+                    self.collecting.hold(&self.partition, full);
+                    self.end_row_group()?;
+                    start = next;
+                }
+                Ok::<_, EncodeError>(())
+            });
+            self.scratch = scratch;
+            counted?;
         }
-        self.collecting
-            .hold(&self.partition, chunk, start..chunk.range.end);
+        let rest = chunk.part(start..chunk.range.end);
+        self.collecting.hold(&self.partition, rest);
         Ok(())
     }
 
@@ -128,7 +149,7 @@ impl ParquetEncoder {
         (!group.is_empty()).then_some(group)
     }
 
-    fn end_row_group(&mut self) -> Result<(), ParquetError> {
+    fn end_row_group(&mut self) -> Result<(), EncodeError> {
         let Some(group) = self.take_row_group() else {
             return Ok(());
         };
@@ -147,11 +168,11 @@ impl ParquetEncoder {
         }
         // Alone, or no thread is to be had: this one does it.
         self.collect(0)?;
-        group.encode(&self.columns)?.append_to(&mut self.writer)
+        Ok(group.encode(&self.columns)?.append_to(&mut self.writer)?)
     }
 
     /// Appends what is encoded to the file, until at most `left` row groups are not.
-    fn collect(&mut self, left: usize) -> Result<(), ParquetError> {
+    fn collect(&mut self, left: usize) -> Result<(), EncodeError> {
         while self.encoding.len() > left {
             let Some(thread) = self.encoding.pop_front() else {
                 break;

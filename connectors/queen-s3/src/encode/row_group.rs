@@ -1,7 +1,8 @@
 //! One row group of a Parquet object: encoded by itself, on any thread, and then put where it
 //! belongs in the file.
 //!
-//! Chunks are kept as they came, and each column is written straight from them: a payload is copied
+//! Chunks are kept as they came. All columns are written at once, a batch of rows after the other, straight
+//! from the bodies of the chunks or from a few blocks that were decompressed just before: a payload is copied
 //! once, into the page being built.
 
 use std::io::Write;
@@ -9,15 +10,20 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parquet::column::writer::{ColumnCloseResult, get_column_writer, get_typed_column_writer};
+use parquet::column::writer::{
+    ColumnCloseResult, ColumnWriterImpl, get_column_writer, get_typed_column_writer,
+};
 use parquet::data_type::{ByteArray, ByteArrayType, DataType, Int64Type};
 use parquet::errors::ParquetError;
 use parquet::file::properties::WriterPropertiesPtr;
 use parquet::file::writer::{SerializedFileWriter, SerializedPageWriter, TrackedWrite};
 use parquet::schema::types::SchemaDescPtr;
 
-use crate::limits::{PARQUET_BATCH_ROWS, ROW_GROUP_BYTES, ROW_GROUP_RECORDS};
-use crate::record::{Batch, Chunk, RecordIndex};
+use super::EncodeError;
+use crate::limits::{
+    PARQUET_BATCH_BYTES, PARQUET_BATCH_ROWS, PARQUET_SLAB_BYTES, ROW_GROUP_BYTES, ROW_GROUP_RECORDS,
+};
+use crate::record::{Chunk, Damaged, Open, Packing, Piece, Record, RecordIndex, Unpacked};
 
 /// What every row group of a file shares.
 #[derive(Clone)]
@@ -55,63 +61,196 @@ impl RowGroup {
         self.records == ROW_GROUP_RECORDS || self.bytes >= ROW_GROUP_BYTES
     }
 
-    /// Holds the records `range` of the batch of `chunk`, which belong to `partition`.
-    pub(super) fn hold(&mut self, partition: &ByteArray, chunk: &Chunk, range: Range<u32>) {
-        if !range.is_empty() {
-            let batch = Arc::clone(&chunk.batch);
-            self.runs.push((partition.clone(), Chunk { batch, range }));
+    /// Counts that many records with so many record bytes, which a run will hold, unless one of them may
+    /// be the last one.
+    pub(super) fn count_all(&mut self, records: u64, bytes: u64) -> bool {
+        let (records, bytes) = (self.records + records as usize, self.bytes + bytes);
+        let fit = records < ROW_GROUP_RECORDS && bytes < ROW_GROUP_BYTES;
+        if fit {
+            (self.records, self.bytes) = (records, bytes);
+        }
+        fit
+    }
+
+    /// Holds the records of `chunk`, which belong to `partition`.
+    pub(super) fn hold(&mut self, partition: &ByteArray, chunk: Chunk) {
+        if !chunk.range.is_empty() {
+            self.runs.push((partition.clone(), chunk));
         }
     }
 
     /// Encodes every column. What comes out is a function of the records alone.
-    pub(super) fn encode(&self, columns: &Columns) -> Result<EncodedRowGroup, ParquetError> {
-        let encoded = vec![
-            self.column::<ByteArrayType>(columns, 0, |partition, _, _| Some(partition.clone()))?,
-            self.column::<Int64Type>(columns, 1, |_, _, record| Some(record.offset))?,
-            self.column::<ByteArrayType>(columns, 2, |_, batch, record| {
-                Some(transaction_id(batch, record))
-            })?,
-            self.column::<Int64Type>(columns, 3, |_, _, record| Some(record.ts.0))?,
-            self.column::<ByteArrayType>(columns, 4, |_, batch, record| {
-                let payload = batch.payload_bytes(record);
-                (payload != "null").then(|| payload.into())
-            })?,
-        ];
-        Ok(EncodedRowGroup(encoded))
-    }
-
-    /// Writes one column, in batches that begin at the same rows however the records came.
-    fn column<T: DataType>(
-        &self,
-        columns: &Columns,
-        number: usize,
-        value: impl Fn(&ByteArray, &Batch, &RecordIndex) -> Option<T::T>,
-    ) -> Result<EncodedColumn, ParquetError> {
-        let description = columns.schema.column(number);
-        let optional = description.max_def_level() > 0;
-        let mut content = TrackedWrite::new(Vec::new());
-        let pages = Box::new(SerializedPageWriter::new(&mut content));
-        let properties = Arc::clone(&columns.properties);
-        let mut writer =
-            get_typed_column_writer::<T>(get_column_writer(description, properties, pages));
-        let mut values = Vec::with_capacity(PARQUET_BATCH_ROWS);
-        let mut levels = Vec::with_capacity(PARQUET_BATCH_ROWS);
+    pub(super) fn encode(&self, columns: &Columns) -> Result<EncodedRowGroup, EncodeError> {
+        let mut contents: [_; 5] = std::array::from_fn(|_| TrackedWrite::new(Vec::new()));
+        let [partition, offset, transaction_id, ts, payload] = &mut contents;
+        let mut rows = Rows {
+            partition: Column::new(columns, 0, partition),
+            offset: Column::new(columns, 1, offset),
+            transaction_id: Column::new(columns, 2, transaction_id),
+            ts: Column::new(columns, 3, ts),
+            payload: Column::new(columns, 4, payload),
+            waiting: 0,
+            waiting_bytes: 0,
+        };
+        let mut slab = Slab::default();
         for (partition, chunk) in &self.runs {
-            for record in chunk.records() {
-                let value = value(partition, &chunk.batch, record);
-                levels.push(i16::from(value.is_some()));
-                values.extend(value);
-                if levels.len() == PARQUET_BATCH_ROWS {
-                    writer.write_batch(&values, optional.then_some(&levels), None)?;
-                    values.clear();
-                    levels.clear();
+            for piece in chunk.pieces() {
+                match piece {
+                    Piece::Open(open, index) => {
+                        slab.empty_into(&mut rows)?;
+                        rows.push(partition, open, index)?;
+                    }
+                    Piece::Packed(packing) => {
+                        if slab.is_full_for(&packing) {
+                            slab.empty_into(&mut rows)?;
+                        }
+                        slab.take(partition, &packing)?;
+                    }
                 }
             }
         }
-        writer.write_batch(&values, optional.then_some(&levels), None)?;
-        let close = writer.close()?;
-        let content = content.into_inner()?.into_boxed_slice().into();
-        Ok(EncodedColumn { content, close })
+        slab.empty_into(&mut rows)?;
+        let closed = rows.close()?;
+        let encoded = contents.into_iter().zip(closed).map(|(content, close)| {
+            let content = content.into_inner()?.into_boxed_slice().into();
+            Ok(EncodedColumn { content, close })
+        });
+        let encoded: Result<_, ParquetError> = encoded.collect();
+        Ok(EncodedRowGroup(encoded?))
+    }
+}
+
+/// Records of a few blocks, decompressed one after the other.
+#[derive(Default)]
+struct Slab {
+    unpacked: Unpacked,
+    runs: Vec<(ByteArray, Range<usize>)>,
+}
+
+impl Slab {
+    fn is_full_for(&self, packing: &Packing<'_>) -> bool {
+        self.unpacked.bytes() + packing.raw_bytes() > PARQUET_SLAB_BYTES
+    }
+
+    fn take(&mut self, partition: &ByteArray, packing: &Packing<'_>) -> Result<(), Damaged> {
+        if self.runs.is_empty() {
+            self.unpacked.reserve(PARQUET_SLAB_BYTES);
+        }
+        let before = self.unpacked.records();
+        packing.unpack(&mut self.unpacked)?;
+        let records = before..self.unpacked.records();
+        self.runs.push((partition.clone(), records));
+        Ok(())
+    }
+
+    fn empty_into(&mut self, rows: &mut Rows<'_>) -> Result<(), ParquetError> {
+        if self.runs.is_empty() {
+            return Ok(());
+        }
+        let open = self.unpacked.open();
+        let mut runs = self.runs.drain(..);
+        runs.try_for_each(|(partition, records)| {
+            rows.push(&partition, &open, &open.index()[records])
+        })
+    }
+}
+
+/// The columns of a row group, and rows that they are about to be given: in batches that end at the same
+/// rows however the records came.
+struct Rows<'a> {
+    partition: Column<'a, ByteArrayType>,
+    offset: Column<'a, Int64Type>,
+    transaction_id: Column<'a, ByteArrayType>,
+    ts: Column<'a, Int64Type>,
+    payload: Column<'a, ByteArrayType>,
+    waiting: usize,
+    /// Bytes of their texts.
+    waiting_bytes: usize,
+}
+
+impl Rows<'_> {
+    fn push(
+        &mut self,
+        partition: &ByteArray,
+        open: &Open,
+        index: &[RecordIndex],
+    ) -> Result<(), ParquetError> {
+        for index in index {
+            let record = open.record(index);
+            self.partition.push(Some(partition.clone()));
+            self.offset.push(Some(record.offset));
+            self.transaction_id
+                .push(Some(transaction_id(open, &record)));
+            self.ts.push(Some(record.ts.0));
+            let payload = record.payload;
+            let payload = (payload != b"null").then(|| open.share(payload).into());
+            self.payload.push(payload);
+            self.waiting += 1;
+            self.waiting_bytes += record.transaction_id.len() + record.payload.len();
+            if self.waiting == PARQUET_BATCH_ROWS || self.waiting_bytes >= PARQUET_BATCH_BYTES {
+                self.write()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<(), ParquetError> {
+        self.partition.write()?;
+        self.offset.write()?;
+        self.transaction_id.write()?;
+        self.ts.write()?;
+        self.payload.write()?;
+        (self.waiting, self.waiting_bytes) = (0, 0);
+        Ok(())
+    }
+
+    fn close(mut self) -> Result<[ColumnCloseResult; 5], ParquetError> {
+        self.write()?;
+        Ok([
+            self.partition.writer.close()?,
+            self.offset.writer.close()?,
+            self.transaction_id.writer.close()?,
+            self.ts.writer.close()?,
+            self.payload.writer.close()?,
+        ])
+    }
+}
+
+/// One column, and the values that it is about to be given.
+struct Column<'a, T: DataType> {
+    writer: ColumnWriterImpl<'a, T>,
+    optional: bool,
+    values: Vec<T::T>,
+    levels: Vec<i16>,
+}
+
+impl<'a, T: DataType> Column<'a, T> {
+    fn new(columns: &Columns, number: usize, content: &'a mut TrackedWrite<Vec<u8>>) -> Self {
+        let description = columns.schema.column(number);
+        let optional = description.max_def_level() > 0;
+        let pages = Box::new(SerializedPageWriter::new(content));
+        let properties = Arc::clone(&columns.properties);
+        Self {
+            writer: get_typed_column_writer(get_column_writer(description, properties, pages)),
+            optional,
+            values: Vec::with_capacity(PARQUET_BATCH_ROWS),
+            levels: Vec::with_capacity(PARQUET_BATCH_ROWS),
+        }
+    }
+
+    fn push(&mut self, value: Option<T::T>) {
+        if self.optional {
+            self.levels.push(i16::from(value.is_some()));
+        }
+        self.values.extend(value);
+    }
+
+    fn write(&mut self) -> Result<(), ParquetError> {
+        let levels = self.optional.then_some(&self.levels[..]);
+        self.writer.write_batch(&self.values, levels, None)?;
+        self.values.clear();
+        self.levels.clear();
+        Ok(())
     }
 }
 
@@ -140,11 +279,11 @@ struct EncodedColumn {
 }
 
 /// The transaction id as text. Half a surrogate pair, which no text can hold, becomes U+FFFD.
-fn transaction_id(batch: &Batch, record: &RecordIndex) -> ByteArray {
-    if !batch.has_escapes(record) {
-        return batch.transaction_id_bytes(record).into();
+fn transaction_id(open: &Open, record: &Record<'_>) -> ByteArray {
+    let escaped = record.transaction_id;
+    if !record.escaped {
+        return open.share(escaped).into();
     }
-    let escaped = batch.transaction_id(record);
     let mut quoted = Vec::with_capacity(escaped.len() + 2);
     quoted.push(b'"');
     append_whole_pairs(&mut quoted, escaped);

@@ -34,7 +34,7 @@ pub(crate) fn batch<T: AsRef<str>>(records: &[(i64, i64, T, T)]) -> Arc<Batch> {
 
 /// The records of `batch` in chunks of at most `records`.
 pub(crate) fn chunks(batch: &Arc<Batch>, records: usize) -> Vec<Chunk> {
-    let all = batch.index().len();
+    let all = batch.records() as usize;
     (0..all)
         .step_by(records)
         .map(|start| Chunk {

@@ -74,7 +74,7 @@ impl Task {
             warn!(
                 queue = %self.queue,
                 k = intent.k,
-                "the store knows an upload no more; its window is written again from its intent"
+                "an object could not be brought to its end; its window is written again from its intent"
             );
             return Err(Outcome::Redo(Box::new((standing, intent))));
         };

@@ -10,7 +10,7 @@ use crate::broker::{EntryError, FetchAnswer, FetchEntry, FetchRequest, FetchedEn
 use crate::lake::manifest::OffsetRange;
 use crate::limits::{FETCH_ENTRY_MAX_BYTES, MIB, STREAM_ENTRIES};
 use crate::observe::sampled::Sampled;
-use crate::record::{Chunk, RecordIndex};
+use crate::record::{Chunk, Mark};
 use crate::time::Micros;
 use crate::window::Unread;
 
@@ -66,12 +66,12 @@ impl Reading<'_> {
     /// Whether `records`, an answer from the offset asked for on, are of another life than was
     /// discovered, where no pass tells lives apart. A later life lies above the `safeTime` of the
     /// pass that showed this one, so above the end `to` of the window as well.
-    fn is_reborn(&self, records: &[RecordIndex], to: Micros) -> bool {
-        let shown = |record: &&RecordIndex| record.offset < self.unread.watermark;
-        let before = |record: &RecordIndex| record.offset < self.position && record.ts >= to;
-        let newest = records.iter().filter(shown).map(|record| record.ts).max();
+    fn is_reborn(&self, records: &Chunk, to: Micros) -> bool {
+        let shown = |record: &Mark| record.offset < self.unread.watermark;
+        let before = |record: Mark| record.offset < self.position && record.ts >= to;
+        let newest = || records.marks().filter(shown).map(|record| record.ts).max();
         self.unread.life.is_none()
-            && (newest.is_some_and(|newest| newest > self.unread.newest)
+            && (newest().is_some_and(|newest| newest > self.unread.newest)
                 || records.first().is_some_and(before))
     }
 
@@ -110,18 +110,15 @@ fn ranges_of<'a>(
 }
 
 /// The runs of records of `chunk` that are `wanted`.
-fn runs(chunk: &Chunk, wanted: impl Fn(&RecordIndex) -> bool) -> Vec<Chunk> {
+fn runs(chunk: &Chunk, wanted: impl Fn(&Mark) -> bool) -> Vec<Chunk> {
     let mut runs: Vec<Chunk> = Vec::new();
-    for (at, record) in (chunk.range.start..).zip(chunk.records()) {
-        if !wanted(record) {
+    for (at, record) in (chunk.range.start..).zip(chunk.marks()) {
+        if !wanted(&record) {
             continue;
         }
         match runs.last_mut() {
             Some(run) if run.range.end == at => run.range.end += 1,
-            _ => runs.push(Chunk {
-                batch: chunk.batch.clone(),
-                range: at..at + 1,
-            }),
+            _ => runs.push(chunk.part(at..at + 1)),
         }
     }
     runs
@@ -261,11 +258,11 @@ impl<'a> LogStream<'a> {
             batch: answer.batch.clone(),
             range: entry.records.clone(),
         };
-        if reading.is_reborn(chunk.records(), self.to) {
+        if reading.is_reborn(&chunk, self.to) {
             return Err(reading.reborn(entry));
         }
         if reading.overlaps
-            && let Some(before) = chunk.records().first().copied()
+            && let Some(before) = chunk.first()
             && before.offset < reading.position
         {
             chunk.range.start += 1;
@@ -275,10 +272,7 @@ impl<'a> LogStream<'a> {
                 return Ok(());
             }
         }
-        let (Some(first), Some(last)) = (
-            chunk.records().first().copied(),
-            chunk.records().last().copied(),
-        ) else {
+        let (Some(first), Some(last)) = (chunk.first(), chunk.last()) else {
             // The first record of a call always comes: alone and empty, the partition ended.
             return if alone {
                 Err(Changed::DISCOVERABLE)
@@ -301,29 +295,26 @@ impl<'a> LogStream<'a> {
         reading.overlaps = reading.unread.life.is_none();
         reading.done = reading.position >= reading.unread.watermark || last.ts >= self.to;
         let late = if reading.unread.late { self.late } else { &[] };
-        let below = chunk
-            .records()
-            .partition_point(|record| record.ts < self.from);
+        let below = chunk.below(self.from);
         if below > 0 && !reading.unread.late && !reading.begun {
-            let end = first.offset + below as i64;
+            let end = first.offset + i64::from(below);
             self.written.push((reading.unread, end));
         }
         reading.begun |= last.ts >= self.from;
         let partition = &reading.unread.partition;
         // An offset is not enough: another life of the partition has it too, and lies above.
-        let is_late = |record: &RecordIndex| {
+        let is_late = |record: &Mark| {
             record.ts < self.from
                 && ranges_of(late, partition).any(|range| range.contains(record.offset))
         };
-        let found = chunk.records().iter().filter(|record| is_late(record));
+        let found = chunk.marks().filter(is_late);
         self.late_found.extend(found.map(|record| OffsetRange {
             partition: partition.to_string(),
             from: record.offset,
             to: record.offset,
         }));
-        let wanted = |record: &RecordIndex| {
-            (record.ts >= self.from && record.ts < self.to) || is_late(record)
-        };
+        let wanted =
+            |record: &Mark| (record.ts >= self.from && record.ts < self.to) || is_late(record);
         reading.chunks.extend(runs(&chunk, wanted));
         Ok(())
     }
@@ -367,7 +358,7 @@ mod tests {
 
     use super::*;
     use crate::memory::MemoryBudget;
-    use crate::record::{Batch, Ids};
+    use crate::record::{Batch, Ids, RecordIndex};
 
     fn chunk(offsets: std::ops::Range<i64>) -> Chunk {
         let index: Vec<RecordIndex> = offsets
@@ -380,11 +371,12 @@ mod tests {
                 payload_len: 0,
             })
             .collect();
-        let range = 0..index.len() as u32;
-        Chunk {
-            batch: Batch::new(Bytes::new(), index, Ids::Escaped, &MemoryBudget::new(0)),
-            range,
-        }
+        Chunk::whole(&Batch::new(
+            Bytes::new(),
+            index,
+            Ids::Escaped,
+            &MemoryBudget::new(0),
+        ))
     }
 
     #[test]

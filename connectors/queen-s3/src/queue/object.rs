@@ -44,9 +44,15 @@ impl<T: Into<End>> From<T> for Trouble {
     }
 }
 
-impl From<EncodeError> for End {
+impl From<EncodeError> for Trouble {
     fn from(error: EncodeError) -> Self {
-        Self::Halted(Halt::Encode(error))
+        match error {
+            EncodeError::Damaged(error) => {
+                warn!(%error, "the window is read again, without such descriptions");
+                Self::Restart
+            }
+            other => Self::End(End::Halted(Halt::Encode(other))),
+        }
     }
 }
 
@@ -180,7 +186,7 @@ impl<'a> ObjectWriter<'a> {
 
     /// Appends records of `partition`.
     pub(super) async fn push(&mut self, partition: &Name, chunk: Chunk) -> Result<(), Trouble> {
-        self.waiting_bytes += chunk.span_bytes();
+        self.waiting_bytes += chunk.text_bytes();
         self.waiting.push((partition.clone(), chunk));
         if self.waiting_bytes >= ENCODE_STEP_BYTES {
             self.encode().await

@@ -130,10 +130,7 @@ impl<'a> WindowWriter<'a> {
 
     /// Appends records of `partition`; partitions come by name (bytes), records in log order.
     pub(super) async fn push(&mut self, partition: &Name, chunk: Chunk) -> Result<(), Trouble> {
-        let (Some(first), Some(last)) = (
-            chunk.records().first().copied(),
-            chunk.records().last().copied(),
-        ) else {
+        let (Some(first), Some(last)) = (chunk.first(), chunk.last()) else {
             return Ok(());
         };
         let begins = self.partition.as_ref() != Some(partition);

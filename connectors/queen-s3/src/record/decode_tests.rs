@@ -1,7 +1,9 @@
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::super::Chunk;
 use super::super::RecordIndex;
+use super::super::testing::{all, told};
 use super::*;
 use crate::broker::{FetchEntry, FetchedEntry};
 
@@ -52,16 +54,21 @@ fn every_slice_is_the_brokers_own_text() {
            {{"offset":8,"transactionId":"","payload":null,"ts":"{TS}"}}"#
     ));
     let answer = decode(&request(&[("p", 7)]), body).expect("it reads");
-    let batch = &answer.batch;
-    let [first, second] = batch.index() else {
-        panic!("two records: {batch:?}")
-    };
-    assert_eq!((first.offset, first.ts.to_string().as_str()), (7, TS));
-    assert_eq!(batch.transaction_id(first), br#"a\u00e9\"b"#);
-    assert_eq!(batch.payload(first), br#"{"n": 1.50, "s":"\ud800"}"#);
-    assert_eq!(second.offset, 8);
-    assert_eq!(batch.transaction_id(second), b"");
-    assert_eq!(batch.payload(second), b"null");
+    let records = all(&answer.batch);
+    let ts = records[0].1;
+    assert_eq!(ts.to_string(), TS);
+    let texts = [
+        (
+            br#"a\u00e9\"b"#.to_vec(),
+            br#"{"n": 1.50, "s":"\ud800"}"#.to_vec(),
+        ),
+        (b"".to_vec(), b"null".to_vec()),
+    ];
+    let [first, second] = texts;
+    assert_eq!(
+        records,
+        [(7, ts, first.0, first.1), (8, ts, second.0, second.1)]
+    );
     assert_eq!(
         answer.entries,
         [FetchedEntry {
@@ -88,10 +95,7 @@ fn an_answer_reads_as_the_wire_types_write_it() {
     .expect("the wire types read it");
     let body = serde_json::to_string(&wire).expect("the wire types write it");
     let answer = decode(&request(&[("p", 3), ("q", 0)]), body).expect("it reads");
-    assert_eq!(
-        answer.batch.payload(&answer.batch.index()[0]),
-        br#"{"a":[1]}"#
-    );
+    assert_eq!(all(&answer.batch)[0].3, br#"{"a":[1]}"#);
     assert_eq!(answer.entries[1].error, Some(EntryError::OffsetOutOfRange));
     assert_eq!(
         (
@@ -177,7 +181,8 @@ fn ts_may_stay_and_from_a_record_on_whose_ts_falls_the_next_answer_begins() {
     let asked = request(&[("p", 0)]);
     let rising = entry(&[record(0, TS), record(1, TS), record(2, later)].join(","));
     let answer = decode(&asked, rising).expect("it reads");
-    assert_eq!(answer.batch.index()[2].ts, answer.batch.index()[1].ts.on(1));
+    let records = all(&answer.batch);
+    assert_eq!(records[2].1, records[1].1.on(1));
     let falling = entry(&[record(0, later), record(1, TS), record(2, later)].join(","));
     let answer = decode(&asked, falling).expect("it reads");
     assert_eq!(answer.entries[0].records, 0..1);
@@ -301,7 +306,7 @@ fn allocations_do_not_grow_with_the_records() {
         let (asked, budget) = (request(&[("p", 0)]), MemoryBudget::new(0));
         let counted = allocation_counter::measure(|| {
             let answer = decode_fetch(&asked, body.clone(), &budget).expect("it reads");
-            assert_eq!(answer.batch.index().len() as i64, records);
+            assert_eq!(i64::from(answer.batch.records()), records);
         });
         counted.count_total
     };
@@ -355,9 +360,8 @@ proptest! {
         let asked = request(&[("p", 0), ("q", 0), ("r", 0)]);
         if let Ok(answer) = decode_fetch(&asked, bytes.into(), &MemoryBudget::new(0)) {
             prop_assert_eq!(answer.entries.len(), 3);
-            for record in answer.batch.index() {
-                let payload = answer.batch.payload(record);
-                prop_assert!(serde_json::from_slice::<&RawValue>(payload).is_ok());
+            for (_, _, _, payload) in all(&answer.batch) {
+                prop_assert!(serde_json::from_slice::<&RawValue>(&payload).is_ok());
             }
         }
     }
@@ -369,19 +373,15 @@ proptest! {
         let wire: queen_protocol::fetch::FetchResponse =
             serde_json::from_str(&body).expect("the wire types read it");
         for (entry, wire) in answer.entries.iter().zip(&wire.entries) {
-            let range = entry.records.start as usize..entry.records.end as usize;
-            let index = &answer.batch.index()[range];
-            prop_assert_eq!(index.len(), wire.records.len());
-            for (record, wire) in index.iter().zip(&wire.records) {
-                prop_assert_eq!(record.offset, wire.offset);
-                let quoted = format!(
-                    "\"{}\"",
-                    std::str::from_utf8(answer.batch.transaction_id(record)).expect("UTF-8")
-                );
+            let chunk = Chunk::whole(&answer.batch).part(entry.records.clone());
+            let records = told(&chunk).expect("nothing is compressed");
+            prop_assert_eq!(records.len(), wire.records.len());
+            for ((offset, _, id, payload), wire) in records.iter().zip(&wire.records) {
+                prop_assert_eq!(*offset, wire.offset);
+                let quoted = format!("\"{}\"", std::str::from_utf8(id).expect("UTF-8"));
                 let transaction_id: String = serde_json::from_str(&quoted).expect("a string");
                 prop_assert_eq!(&transaction_id, &wire.transaction_id);
-                let payload: serde_json::Value =
-                    serde_json::from_slice(answer.batch.payload(record)).expect("JSON");
+                let payload: serde_json::Value = serde_json::from_slice(payload).expect("JSON");
                 prop_assert_eq!(&payload, &wire.payload);
             }
         }

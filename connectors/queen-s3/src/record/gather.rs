@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use uuid::Uuid;
 
+use super::packed::{Block, Packed, Trust};
 use super::{Batch, Ids, RecordIndex};
 use crate::broker::{EntryError, FetchAnswer, FetchRequest, FetchedEntry};
 use crate::memory::MemoryBudget;
@@ -18,6 +19,8 @@ pub(super) type Place = (u32, u32);
 pub(super) struct Gather<'a> {
     request: &'a FetchRequest,
     index: Vec<RecordIndex>,
+    /// Blocks whose records are not in the index, and how many those are.
+    blocks: (Vec<Block>, u32),
     entries: Vec<FetchedEntry>,
     ids: Ids,
     /// First record of the entry being read.
@@ -35,6 +38,7 @@ impl<'a> Gather<'a> {
         Self {
             request,
             index: Vec::new(),
+            blocks: (Vec::new(), 0),
             entries: Vec::with_capacity(request.entries.len()),
             ids: Ids::Plain,
             first: 0,
@@ -99,6 +103,40 @@ impl<'a> Gather<'a> {
         transaction_id: Place,
         payload: Place,
     ) -> Result<(), String> {
+        if self.follows(offset, ts)? {
+            self.last = (offset, ts);
+            self.index.push(RecordIndex {
+                offset,
+                ts,
+                transaction_id_start: transaction_id.0,
+                transaction_id_len: transaction_id.1,
+                payload_start: payload.0,
+                payload_len: payload.1,
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes a block of the entry being read, whose records begin at `offset` and have this `ts`: it is
+    /// made with the number of its first one. No record of the answer is given by itself then.
+    pub(super) fn block(
+        &mut self,
+        offset: i64,
+        ts: Micros,
+        block: impl FnOnce(u32) -> Block,
+    ) -> Result<bool, String> {
+        if self.follows(offset, ts)? {
+            let (blocks, records) = &mut self.blocks;
+            let block = block(*records);
+            self.last = (offset + i64::from(block.records) - 1, ts);
+            *records += block.records;
+            blocks.push(block);
+        }
+        Ok(true)
+    }
+
+    /// Whether a record at `offset` with this `ts` is taken.
+    fn follows(&mut self, offset: i64, ts: Micros) -> Result<bool, String> {
         let (last_offset, last_ts) = self.last;
         if offset <= last_offset {
             let least = last_offset.saturating_add(1);
@@ -108,19 +146,7 @@ impl<'a> Gather<'a> {
             ));
         }
         self.ts_fell |= ts < last_ts;
-        if self.ts_fell {
-            return Ok(());
-        }
-        self.last = (offset, ts);
-        self.index.push(RecordIndex {
-            offset,
-            ts,
-            transaction_id_start: transaction_id.0,
-            transaction_id_len: transaction_id.1,
-            payload_start: payload.0,
-            payload_len: payload.1,
-        });
-        Ok(())
+        Ok(!self.ts_fell)
     }
 
     /// Ends the entry being read, which has these bounds and is of this life of the partition.
@@ -158,10 +184,7 @@ impl<'a> Gather<'a> {
         body: Bytes,
         budget: &Arc<MemoryBudget>,
     ) -> Result<FetchAnswer, String> {
-        let (found, wanted) = (self.entries.len(), self.request.entries.len());
-        if found < wanted {
-            return Err(format!("{found} entries where {wanted} were asked for"));
-        }
+        self.complete()?;
         self.index.shrink_to_fit();
         Ok(FetchAnswer {
             batch: Batch::new(body, self.index, self.ids, budget),
@@ -169,9 +192,39 @@ impl<'a> Gather<'a> {
         })
     }
 
-    /// Records found so far. Fits: each takes more than one byte of a body whose length fits.
+    /// Ends the answer, whose blocks lie in `body`.
+    pub(super) fn finish_packed(
+        self,
+        body: Bytes,
+        trust: &Arc<Trust>,
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<FetchAnswer, String> {
+        self.complete()?;
+        let (mut blocks, _) = self.blocks;
+        blocks.shrink_to_fit();
+        let trust = Arc::clone(trust);
+        let packed = Packed {
+            body,
+            blocks,
+            trust,
+        };
+        Ok(FetchAnswer {
+            batch: Batch::packed(packed, budget),
+            entries: self.entries,
+        })
+    }
+
+    fn complete(&self) -> Result<(), String> {
+        let (found, wanted) = (self.entries.len(), self.request.entries.len());
+        if found < wanted {
+            return Err(format!("{found} entries where {wanted} were asked for"));
+        }
+        Ok(())
+    }
+
+    /// Records found so far. Fits: each takes more than one byte of a content whose length fits.
     fn found(&self) -> u32 {
-        self.index.len() as u32
+        self.index.len() as u32 + self.blocks.1
     }
 }
 

@@ -15,24 +15,25 @@
 //! per record:  u32 id length | u32 payload length | id, a JSON string | payload, JSON text
 //! ```
 //!
-//! Version 1 has no life. It is what a broker answers that does not know the parameter `version`, by
-//! which the sink asks for the other.
+//! Version 1 has no life; in version 3 a block may begin with a [description](super::packed) of itself. The
+//! sink asks for the latest, and a broker answers the latest that it knows.
 //!
 //! An empty payload stands for `null`; that a payload is JSON was checked when it was pushed, and the
-//! frame's checksum that it still is what was pushed. Segments are whole, so the first one may begin below the
-//! offset asked for. A block that does not decompress to what its segment says is what a broker
-//! that renders its answers reports as `UNREADABLE`, and reads as that here.
+//! frame's checksum, or its description's, that it still is what was pushed. Segments are whole, so the
+//! first one may begin below the offset asked for. A block that does not decompress to what its segment
+//! says is what a broker that renders its answers reports as `UNREADABLE`, and reads as that here.
 
-use std::io::Cursor;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use jiff::Timestamp;
-use serde_json::value::RawValue;
 use uuid::Uuid;
-use zstd::zstd_safe::{DCtx, get_frame_content_size};
 
+use super::DecodeError;
 use super::gather::{Gather, excerpt};
-use super::{DecodeError, Ids};
+use super::packed::{
+    Block, Description, NULL, RECORD_HEAD, Trust, checked, decompress, described, each_place,
+};
 use crate::broker::{EntryError, FetchAnswer, FetchRequest};
 use crate::limits::FETCH_BODY_BYTES;
 use crate::memory::MemoryBudget;
@@ -45,31 +46,28 @@ const MAGIC: &[u8] = b"QSEG";
 /// Versions that are read.
 const WITHOUT_LIVES: u8 = 1;
 const WITH_LIVES: u8 = 2;
+const DESCRIBED: u8 = 3;
 const SEGMENT: u8 = 1;
 const NO_MORE_SEGMENTS: u8 = 0;
-/// Layout of a block's content.
-const LAYOUT: u8 = 1;
-/// What a record takes beside its id and payload.
-const RECORD_HEAD: usize = 8;
-/// What an empty payload stands for, and is read as.
-const NULL: &[u8] = b"null";
-
 /// Reads the answer `body` to `request`. What it takes and refuses is what
-/// [`decode_fetch`](super::decode_fetch) does.
+/// [`decode_fetch`](super::decode_fetch) does. Where every block is described, and `trust` is there,
+/// the records stay compressed.
 pub fn decode_segments(
     request: &FetchRequest,
-    body: &[u8],
+    body: Bytes,
     budget: &Arc<MemoryBudget>,
+    trust: &Arc<Trust>,
 ) -> Result<FetchAnswer, DecodeError> {
-    read(request, body, budget).map_err(DecodeError::Contradiction)
+    read(request, body, budget, trust).map_err(DecodeError::Contradiction)
 }
 
 fn read(
     request: &FetchRequest,
-    body: &[u8],
+    body: Bytes,
     budget: &Arc<MemoryBudget>,
+    trust: &Arc<Trust>,
 ) -> Result<FetchAnswer, String> {
-    let entries = outline(body)?;
+    let entries = outline(&body)?;
     let segments = || entries.iter().flat_map(|entry| &entry.segments);
     // Room for `null` after a segment that has an empty payload.
     let length: usize = segments()
@@ -80,13 +78,50 @@ fn read(
             "its segments are {length} bytes long, more than any fetch call may return"
         ));
     }
+    let known = trust.is_there()
+        && entries.iter().zip(&request.entries).all(|(entry, asked)| {
+            let mut segments = entry.segments.iter();
+            segments.all(|segment| segment.is_known(asked.offset))
+        });
+    let gather = Gather::new(request);
+    if known {
+        let base = body.as_ptr() as usize;
+        let gather = gathered(gather, &entries, |gather, segment| {
+            let start = segment.frame.as_ptr() as usize - base;
+            gather.block(segment.base_offset, segment.ts, |first| Block {
+                first,
+                records: segment.records as u32,
+                offset: segment.base_offset,
+                ts: segment.ts,
+                start: start as u32,
+                len: segment.frame.len() as u32,
+                raw_bytes: segment.raw_bytes as u32,
+                empty_payloads: segment
+                    .description
+                    .as_ref()
+                    .map_or(0, |described| described.empty_payloads),
+            })
+        })?;
+        return gather.finish_packed(body.clone(), trust, budget);
+    }
     let hold = budget.hold(length);
-    let mut gather = Gather::new(request);
-    let mut content = Content {
-        bytes: budget.buffer(length),
-        decompressor: DCtx::create(),
-    };
-    for entry in &entries {
+    let mut content = Content(budget.buffer(length));
+    let gather = gathered(gather, &entries, |gather, segment| {
+        content.append(segment, gather)
+    })?;
+    let answer = gather.finish(budget.share(content.0), budget);
+    // The batch counts the content from here on.
+    drop(hold);
+    answer
+}
+
+/// Gathers `entries`, whose segments `take` takes in; one that it says is damaged ends its entry.
+fn gathered<'r>(
+    mut gather: Gather<'r>,
+    entries: &[Entry<'_>],
+    mut take: impl FnMut(&mut Gather<'r>, &Segment<'_>) -> Result<bool, String>,
+) -> Result<Gather<'r>, String> {
+    for entry in entries {
         gather.begin_entry()?;
         let wanted = gather.wanted()?;
         if (entry.queue, entry.partition) != (wanted.0.as_bytes(), wanted.1.as_bytes()) {
@@ -100,7 +135,7 @@ fn read(
         }
         let mut error = entry.error.as_deref().map(EntryError::from_code);
         for segment in &entry.segments {
-            if !content.append(segment, &mut gather)? {
+            if !take(&mut gather, segment)? {
                 error = Some(EntryError::Unreadable);
                 break;
             }
@@ -113,10 +148,7 @@ fn read(
         }
         gather.end_entry(high_watermark, log_start, entry.life, error)?;
     }
-    let answer = gather.finish(budget.share(content.bytes), budget);
-    // The batch counts the content from here on.
-    drop(hold);
-    answer
+    Ok(gather)
 }
 
 /// An entry as it lies in the body.
@@ -136,7 +168,17 @@ struct Segment<'a> {
     ts: Micros,
     records: usize,
     raw_bytes: usize,
-    block: &'a [u8],
+    description: Option<Description>,
+    frame: &'a [u8],
+}
+
+impl Segment<'_> {
+    /// Whether its records from `from` on need not be decompressed before they are wanted.
+    fn is_known(&self, from: i64) -> bool {
+        let described = self.description.as_ref();
+        let first = self.base_offset >= from && self.records > 0;
+        first && described.is_some_and(|description| description.is_of(self.frame))
+    }
 }
 
 /// Finds entries and segments, and decompresses nothing.
@@ -147,7 +189,7 @@ fn outline(body: &[u8]) -> Result<Vec<Entry<'_>>, String> {
     }
     let lives = match reader.u8()? {
         WITHOUT_LIVES => false,
-        WITH_LIVES => true,
+        WITH_LIVES | DESCRIBED => true,
         version => {
             return Err(format!(
                 "its segments have the layout {version}, which this version does not know"
@@ -242,12 +284,14 @@ impl<'a> Reader<'a> {
         let records = self.u32()?;
         let raw_bytes = self.u32()?;
         let length = self.u32()?;
+        let (description, frame) = described(self.take(length)?);
         let segment = Segment {
             base_offset,
             ts: Micros(ts),
             records,
             raw_bytes,
-            block: self.take(length)?,
+            description,
+            frame,
         };
         if records.saturating_mul(RECORD_HEAD) >= raw_bytes
             || base_offset < 0
@@ -262,113 +306,34 @@ impl<'a> Reader<'a> {
 }
 
 /// The decompressed segments, one after the other.
-struct Content {
-    bytes: Vec<u8>,
-    decompressor: DCtx<'static>,
-}
+struct Content(Vec<u8>);
 
 impl Content {
     /// Appends the records of `segment` from the offset asked for; `false` when it is damaged, and
     /// then nothing of it is taken.
     fn append(&mut self, segment: &Segment<'_>, gather: &mut Gather<'_>) -> Result<bool, String> {
-        let start = self.bytes.len();
-        let ids = match self.decompress(segment) {
-            true => checked(&self.bytes[start..], segment.records),
-            false => None,
-        };
-        let Some(ids) = ids else {
-            self.bytes.truncate(start);
+        let bytes = &mut self.0;
+        let start = bytes.len();
+        let whole = decompress(segment.frame, segment.raw_bytes, bytes);
+        let Some(ids) = whole.and_then(|()| checked(&bytes[start..], segment.records)) else {
+            bytes.truncate(start);
             return Ok(false);
         };
         gather.met(ids);
         gather.reserve(segment.records);
-        let mut null = None;
-        let mut at = start + 1;
+        let mut outcome = Ok(());
+        let mut offset = segment.base_offset;
         let from = gather.from();
-        for offset in (segment.base_offset..).take(segment.records) {
-            let (id_length, payload_length) = lengths(&self.bytes[at..]);
-            let id = at + RECORD_HEAD;
-            let payload = id + id_length;
-            at = payload + payload_length;
-            if offset < from {
-                continue;
+        each_place(bytes, start, segment.records as u32, |id, payload, _| {
+            if offset >= from && outcome.is_ok() {
+                outcome = gather.record(offset, segment.ts, id, payload);
             }
-            let payload = if payload_length > 0 {
-                (payload as u32, payload_length as u32)
-            } else {
-                let null = *null.get_or_insert_with(|| {
-                    self.bytes.extend_from_slice(NULL);
-                    self.bytes.len() - NULL.len()
-                });
-                (null as u32, NULL.len() as u32)
-            };
-            // Every position fits: so does the content's length.
-            let id = (id as u32 + 1, id_length as u32 - 2);
-            gather.record(offset, segment.ts, id, payload)?;
-        }
-        Ok(true)
+            offset += 1;
+        });
+        outcome.map(|()| true)
     }
-
-    /// Decompresses a block behind what is there, into memory that is reserved.
-    fn decompress(&mut self, segment: &Segment<'_>) -> bool {
-        let start = self.bytes.len();
-        let length = get_frame_content_size(segment.block).ok().flatten();
-        if length != Some(segment.raw_bytes as u64) {
-            return false;
-        }
-        let mut output = Cursor::new(&mut self.bytes);
-        output.set_position(start as u64);
-        let written = self.decompressor.decompress(&mut output, segment.block);
-        written == Ok(segment.raw_bytes) && self.bytes.len() == start + segment.raw_bytes
-    }
-}
-
-/// Lengths of the id and the payload of the record that `bytes` begin with.
-fn lengths(bytes: &[u8]) -> (usize, usize) {
-    let number = |at: usize| {
-        let bytes = bytes[at..at + 4].try_into().expect("four bytes");
-        u32::from_le_bytes(bytes) as usize
-    };
-    (number(0), number(4))
-}
-
-/// What the ids of `content` are, if it is a layout byte and `records` records of text, to its last
-/// byte.
-fn checked(content: &[u8], records: usize) -> Option<Ids> {
-    let Some((&LAYOUT, mut rest)) = content.split_first() else {
-        return None;
-    };
-    let mut ids = Ids::Plain;
-    for _ in 0..records {
-        let (head, _) = rest.split_at_checked(RECORD_HEAD)?;
-        let (id, payload) = lengths(head);
-        let (record, after) = rest[RECORD_HEAD..].split_at_checked(id + payload)?;
-        if is_escaped(&record[..id])? {
-            ids = Ids::Escaped;
-        }
-        // Of both at once: an id that ends with a quote does not share a character with a payload.
-        if !record.is_ascii() && std::str::from_utf8(record).is_err() {
-            return None;
-        }
-        rest = after;
-    }
-    rest.is_empty().then_some(ids)
-}
-
-/// Whether `id` has an escape, if it is a JSON string.
-fn is_escaped(id: &[u8]) -> Option<bool> {
-    let [b'"', inner @ .., b'"'] = id else {
-        return None;
-    };
-    let special = |byte: &u8| (*byte < b' ') | (*byte == b'"') | (*byte == b'\\');
-    // Without a branch in it the loop takes many bytes at a time.
-    if !inner.iter().fold(false, |any, byte| any | special(byte)) {
-        return Some(false);
-    }
-    let read = serde_json::from_slice::<&RawValue>(id);
-    read.is_ok().then_some(true)
 }
 
 #[cfg(test)]
 #[path = "segments_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -1,32 +1,32 @@
 use bytes::Bytes;
 use proptest::prelude::*;
-use zstd::bulk::Compressor;
-use zstd::zstd_safe::CParameter;
 
+use super::super::packed::LAYOUT;
+use super::super::testing::{Told, all, compressed};
 use super::super::{RecordIndex, decode_fetch};
 use super::*;
 use crate::broker::FetchEntry;
 
-const TS: i64 = 1_788_516_221_918_204;
+pub(in crate::record) const TS: i64 = 1_788_516_221_918_204;
 
 /// A record as pushed: its id as a JSON string without quotes, and its payload.
-type Pushed = (String, String);
+pub(in crate::record) type Pushed = (String, String);
 
 #[derive(Debug)]
-struct Stored {
-    base_offset: i64,
-    ts: i64,
-    records: Vec<Pushed>,
+pub(in crate::record) struct Stored {
+    pub(in crate::record) base_offset: i64,
+    pub(in crate::record) ts: i64,
+    pub(in crate::record) records: Vec<Pushed>,
 }
 
 #[derive(Debug)]
-struct Answered {
-    partition: String,
-    offset: i64,
-    segments: Vec<Stored>,
+pub(in crate::record) struct Answered {
+    pub(in crate::record) partition: String,
+    pub(in crate::record) offset: i64,
+    pub(in crate::record) segments: Vec<Stored>,
 }
 
-fn request(entries: &[Answered]) -> FetchRequest {
+pub(in crate::record) fn request(entries: &[Answered]) -> FetchRequest {
     let entries = entries
         .iter()
         .map(|entry| FetchEntry {
@@ -42,7 +42,7 @@ fn request(entries: &[Answered]) -> FetchRequest {
     }
 }
 
-fn content(records: &[Pushed]) -> Vec<u8> {
+pub(in crate::record) fn content(records: &[Pushed]) -> Vec<u8> {
     let mut content = vec![LAYOUT];
     for (id, payload) in records {
         content.extend_from_slice(&(id.len() as u32 + 2).to_le_bytes());
@@ -52,14 +52,13 @@ fn content(records: &[Pushed]) -> Vec<u8> {
     content
 }
 
-fn compressed(content: &[u8]) -> Vec<u8> {
-    let mut compressor = Compressor::new(1).expect("memory");
-    let checksum = CParameter::ChecksumFlag(true);
-    compressor.set_parameter(checksum).expect("a parameter");
-    compressor.compress(content).expect("memory")
-}
-
-fn segment(base_offset: i64, ts: i64, records: usize, raw_bytes: usize, block: &[u8]) -> Vec<u8> {
+pub(in crate::record) fn segment(
+    base_offset: i64,
+    ts: i64,
+    records: usize,
+    raw_bytes: usize,
+    block: &[u8],
+) -> Vec<u8> {
     let mut out = vec![SEGMENT];
     out.extend_from_slice(&base_offset.to_le_bytes());
     out.extend_from_slice(&ts.to_le_bytes());
@@ -70,7 +69,7 @@ fn segment(base_offset: i64, ts: i64, records: usize, raw_bytes: usize, block: &
     out
 }
 
-fn entry(partition: &str, segments: &[Vec<u8>], error: &str) -> Vec<u8> {
+pub(in crate::record) fn entry(partition: &str, segments: &[Vec<u8>], error: &str) -> Vec<u8> {
     let mut out = Vec::new();
     for name in ["orders", partition] {
         out.extend_from_slice(&(name.len() as u16).to_le_bytes());
@@ -84,7 +83,7 @@ fn entry(partition: &str, segments: &[Vec<u8>], error: &str) -> Vec<u8> {
     out
 }
 
-fn body(entries: &[Vec<u8>]) -> Vec<u8> {
+pub(in crate::record) fn body(entries: &[Vec<u8>]) -> Vec<u8> {
     let mut out = b"QSEG\x01".to_vec();
     out.extend_from_slice(&(entries.len() as u32).to_le_bytes());
     out.extend(entries.concat());
@@ -92,10 +91,18 @@ fn body(entries: &[Vec<u8>]) -> Vec<u8> {
 }
 
 fn packed(entries: &[Answered]) -> Vec<u8> {
+    packed_as(entries, |_, frame| frame)
+}
+
+/// The answer with what `block` makes of each segment's frame.
+pub(in crate::record) fn packed_as(
+    entries: &[Answered],
+    block: impl Fn(&[Pushed], Vec<u8>) -> Vec<u8>,
+) -> Vec<u8> {
     let pack = |entry: &Answered| {
         let stored = entry.segments.iter().map(|stored| {
             let content = content(&stored.records);
-            let block = compressed(&content);
+            let block = block(&stored.records, compressed(&content));
             let count = stored.records.len();
             segment(stored.base_offset, stored.ts, count, content.len(), &block)
         });
@@ -105,7 +112,7 @@ fn packed(entries: &[Answered]) -> Vec<u8> {
 }
 
 /// The same answer as a broker renders it.
-fn rendered(entries: &[Answered]) -> String {
+pub(in crate::record) fn rendered(entries: &[Answered]) -> String {
     let render = |entry: &Answered| {
         let mut records = Vec::new();
         for stored in &entry.segments {
@@ -130,30 +137,23 @@ fn rendered(entries: &[Answered]) -> String {
 }
 
 fn decode(request: &FetchRequest, body: &[u8]) -> Result<FetchAnswer, DecodeError> {
-    decode_segments(request, body, &MemoryBudget::new(0))
+    let body = Bytes::copy_from_slice(body);
+    decode_segments(request, body, &MemoryBudget::new(0), &Arc::default())
 }
 
 /// What a window would take of an answer.
-fn records(answer: &FetchAnswer) -> Vec<(i64, Micros, Vec<u8>, Vec<u8>)> {
-    let batch = &answer.batch;
-    let record = |record| (batch.transaction_id(record), batch.payload(record));
-    let index = batch.index().iter();
-    index
-        .map(|index| {
-            let (id, payload) = record(index);
-            (index.offset, index.ts, id.to_vec(), payload.to_vec())
-        })
-        .collect()
+fn records(answer: &FetchAnswer) -> Vec<Told> {
+    all(&answer.batch)
 }
 
-fn one(records: &[(&str, &str)]) -> Vec<Pushed> {
+pub(in crate::record) fn one(records: &[(&str, &str)]) -> Vec<Pushed> {
     let pushed = records.iter();
     pushed
         .map(|(id, payload)| ((*id).to_owned(), (*payload).to_owned()))
         .collect()
 }
 
-fn asking(offset: i64) -> FetchRequest {
+pub(in crate::record) fn asking(offset: i64) -> FetchRequest {
     request(&[Answered {
         partition: "p".into(),
         offset,
@@ -180,7 +180,7 @@ fn pushed() -> impl Strategy<Value = Pushed> {
     (id, payload)
 }
 
-fn answered() -> impl Strategy<Value = Vec<Answered>> {
+pub(in crate::record) fn answered() -> impl Strategy<Value = Vec<Answered>> {
     let segment = (prop::collection::vec(pushed(), 1..20), 0..3i64);
     let entry = (prop::collection::vec(segment, 0..4), 0..30i64);
     prop::collection::vec(entry, 1..5).prop_map(|entries| {
@@ -313,7 +313,7 @@ fn a_block_that_is_not_what_its_segment_says_is_unreadable() {
             Some(EntryError::Unreadable),
             "{what}"
         );
-        assert!(answer.batch.index().is_empty(), "{what}");
+        assert_eq!(answer.batch.records(), 0, "{what}");
     }
     for raw_bytes in [whole.len() - 1, whole.len() + 1] {
         let stored = segment(0, TS, 1, raw_bytes, &compressed(&whole));
@@ -360,7 +360,7 @@ fn what_contradicts_the_request_or_itself_is_refused() {
             "a segment of 1 records",
         ),
         ([&whole[..], b"x"].concat(), "1 bytes follow"),
-        (b"QSEG\x03\0\0\0\0".to_vec(), "the layout 3"),
+        (b"QSEG\x04\0\0\0\0".to_vec(), "the layout 4"),
         (
             b"{\"entries\":[]}".to_vec(),
             "does not begin as segments do",
@@ -391,8 +391,10 @@ fn what_was_decompressed_counts_against_the_budget() {
     let stored = segment(0, TS, 1, content.len(), &compressed(&content));
     let budget = MemoryBudget::new(1 << 20);
     let body = body(&[entry("p", &[stored], "")]);
-    let answer = decode_segments(&asking(0), &body, &budget).expect("it reads");
-    assert!(body.len() < 1_000 && budget.used() >= 100_000);
+    let length = body.len();
+    let answer = decode_segments(&asking(0), body.into(), &budget, &Arc::default());
+    let answer = answer.expect("it reads");
+    assert!(length < 1_000 && budget.used() >= 100_000);
     drop(answer);
     assert_eq!(budget.used(), 0);
 }
@@ -405,11 +407,11 @@ fn allocations_do_not_grow_with_the_records() {
             .collect();
         let content = content(&records);
         let stored = segment(0, TS, records.len(), content.len(), &compressed(&content));
-        let body = body(&[entry("p", &[stored], "")]);
-        let (request, budget) = (asking(0), MemoryBudget::new(0));
+        let body = Bytes::from(body(&[entry("p", &[stored], "")]));
+        let (request, budget, trust) = (asking(0), MemoryBudget::new(0), Arc::default());
         let counted = allocation_counter::measure(|| {
-            let answer = decode_segments(&request, &body, &budget).expect("it reads");
-            assert_eq!(answer.batch.index().len() as i64, count);
+            let answer = decode_segments(&request, body.clone(), &budget, &trust);
+            assert_eq!(i64::from(answer.expect("it reads").batch.records()), count);
         });
         let kept = content.len() as u64 + count as u64 * size_of::<RecordIndex>() as u64;
         // Room for the decompressor and the answer's few parts, and none for a copy of the records.
@@ -437,11 +439,11 @@ fn the_life_of_a_partition_is_read_where_the_version_tells_it() {
         body.splice(bounds_end..bounds_end, life.into_bytes());
         body
     };
-    let read = |body: &[u8]| decode_segments(&asking(5), body, &MemoryBudget::new(0));
+    let read = |body: &[u8]| decode(&asking(5), body);
     for (told, expected) in [(life, Some(life)), (Uuid::nil(), None)] {
         let answer = read(&with_lives(told)).expect("it reads");
         assert_eq!(answer.entries[0].life, expected);
-        assert_eq!(answer.batch.index().len(), 1);
+        assert_eq!(answer.batch.records(), 1);
     }
     let plain = body(&[entry("p", &[], "")]);
     assert_eq!(read(&plain).expect("it reads").entries[0].life, None);

@@ -318,7 +318,7 @@ impl Engine {
         }
         let Some((first, floor)) = dropped
             .first()
-            .and_then(|run| Some((*run.chunk.records().first()?, run.floor)))
+            .and_then(|run| Some((run.chunk.first()?, run.floor)))
         else {
             return;
         };
@@ -361,8 +361,8 @@ impl Engine {
 
 /// The records of `chunk` below `t_start`, if there are any.
 fn late_range(name: &Name, chunk: &Chunk, t_start: Micros) -> Option<OffsetRange> {
-    let records = chunk.records();
-    let late = &records[..records.partition_point(|record| record.ts < t_start)];
+    let start = chunk.range.start;
+    let late = chunk.part(start..start + chunk.below(t_start));
     let (first, last) = (late.first()?, late.last()?);
     Some(OffsetRange {
         partition: name.to_string(),

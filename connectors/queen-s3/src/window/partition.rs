@@ -166,7 +166,7 @@ impl PartitionBuffer {
     pub(super) fn first_offset_from(&self, from: Micros) -> Option<i64> {
         self.runs
             .iter()
-            .flat_map(|run| run.chunk.records())
+            .flat_map(|run| run.chunk.marks())
             .find(|record| record.ts >= from)
             .map(|record| record.offset)
     }
@@ -174,8 +174,7 @@ impl PartitionBuffer {
     /// First and last offsets of the buffered records below `end`, run by run.
     pub(super) fn ranges_below(&self, end: Micros) -> impl Iterator<Item = (i64, i64)> {
         self.runs.iter().filter_map(move |run| {
-            let from = run.chunk.range.start;
-            let below = &run.chunk.records()[..(run.split(end) - from) as usize];
+            let below = run.chunk.part(run.chunk.range.start..run.split(end));
             Some((below.first()?.offset, below.last()?.offset))
         })
     }
@@ -187,10 +186,7 @@ impl PartitionBuffer {
             let middle = run.split(end);
             let range = run.chunk.range.clone();
             if middle > range.start {
-                taken.push(Chunk {
-                    batch: run.chunk.batch.clone(),
-                    range: range.start..middle,
-                });
+                taken.push(run.chunk.part(range.start..middle));
             }
             if middle < range.end {
                 run.chunk.range.start = middle;
@@ -212,10 +208,7 @@ impl PartitionBuffer {
             }
             if middle > range.start {
                 taken.push_front(Run {
-                    chunk: Chunk {
-                        batch: run.chunk.batch.clone(),
-                        range: middle..range.end,
-                    },
+                    chunk: run.chunk.part(middle..range.end),
                     floor: run.floor,
                 });
                 run.chunk.range.end = middle;
@@ -236,10 +229,6 @@ impl Run {
         if self.floor >= at {
             return range.start;
         }
-        let below = self
-            .chunk
-            .records()
-            .partition_point(|record| record.ts < at);
-        range.start + below as u32
+        range.start + self.chunk.below(at)
     }
 }

@@ -198,7 +198,7 @@ impl Engine {
             batch: Arc::clone(batch),
             range: entry.records.clone(),
         };
-        let Some(mut first) = chunk.records().first().copied() else {
+        let Some(mut first) = chunk.first() else {
             let at_end = entry.high_watermark == request.offset;
             if reads_here && at_end && self.settle(id, entry.high_watermark) {
                 return ReadResult::Progress;
@@ -208,11 +208,8 @@ impl Engine {
             }
             return ReadResult::Nothing;
         };
-        let count = i64::try_from(chunk.records().len()).unwrap_or(i64::MAX);
-        let last = chunk
-            .records()
-            .last()
-            .map_or(first.offset, |last| last.offset);
+        let count = i64::from(chunk.range.end - chunk.range.start);
+        let last = chunk.last().map_or(first.offset, |last| last.offset);
         if last - first.offset + 1 != count {
             return self.suspect(id, "offsets are missing within its log");
         }
@@ -229,8 +226,8 @@ impl Engine {
             }
             let settled = self.settle(id, entry.high_watermark);
             chunk.range.start += 1;
-            first = match chunk.records().first() {
-                Some(next) => *next,
+            first = match chunk.first() {
+                Some(next) => next,
                 None if self.ends_early(id, entry) => {
                     return self.suspect(id, "its watermark is below the one shown before");
                 }
@@ -406,10 +403,7 @@ impl Engine {
     fn take_in(&mut self, id: PartitionId, mut chunk: Chunk, high_watermark: i64) {
         let cut = self.cut;
         let now = self.pass.pages;
-        let (Some(first), Some(last)) = (
-            chunk.records().first().copied(),
-            chunk.records().last().copied(),
-        ) else {
+        let (Some(first), Some(last)) = (chunk.first(), chunk.last()) else {
             return;
         };
         if std::mem::take(&mut self.partition_mut(id).flags.reborn) {
@@ -426,8 +420,7 @@ impl Engine {
         partition.moved_at = now;
         partition.flags.starts_here = false;
         if partition.flags.skipping {
-            let skipped = chunk.records().partition_point(|record| record.ts < cut) as u32;
-            chunk.range.start += skipped;
+            chunk.range.start += chunk.below(cut);
             partition.flags.skipping = chunk.range.is_empty() && partition.is_behind();
         }
         let name = partition.name;
@@ -453,8 +446,8 @@ impl Engine {
         for run in &misread {
             self.sizes.remove(name, run, self.cut);
         }
-        let first = misread.first().and_then(|run| run.chunk.records().first());
-        let last = misread.last().and_then(|run| run.chunk.records().last());
+        let first = misread.first().and_then(|run| run.chunk.first());
+        let last = misread.last().and_then(|run| run.chunk.last());
         if let (Some(first), Some(last)) = (first, last) {
             self.note_lost(id, first.offset, last.offset.min(former_end - 1));
         }

@@ -1,11 +1,9 @@
 //! How many record bytes are buffered, and at which instants: what a window would hold.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use super::partition::Run;
 use crate::encode::record_bytes;
-use crate::record::Chunk;
 use crate::time::Micros;
 
 /// Record bytes (JSONL line lengths) by the instant that puts them into a window.
@@ -65,18 +63,6 @@ impl Sizes {
 /// The bytes of `run` by the instant at which they count.
 fn instants(name: &str, run: &Run, cut: Micros) -> impl Iterator<Item = (Micros, u64)> {
     let floor = run.floor.max(cut);
-    let Chunk { batch, range } = &run.chunk;
-    let mut start = range.start;
-    std::iter::from_fn(move || {
-        let rest = &batch.index()[start as usize..range.end as usize];
-        let first = rest.first()?;
-        let same = rest.iter().take_while(|record| record.ts == first.ts);
-        let end = start + same.count() as u32;
-        let chunk = Chunk {
-            batch: Arc::clone(batch),
-            range: start..end,
-        };
-        start = end;
-        Some((first.ts.max(floor), record_bytes(name, &chunk)))
-    })
+    let instants = run.chunk.instants();
+    instants.map(move |(ts, chunk)| (ts.max(floor), record_bytes(name, &chunk)))
 }

@@ -224,10 +224,12 @@ fn chunk(offset: i64, ts: i64) -> Chunk {
         payload_len: payload.len() as u32,
     };
     let body = format!("{transaction_id}{payload}").into();
-    Chunk {
-        batch: Batch::new(body, vec![index], Ids::Escaped, &MemoryBudget::new(0)),
-        range: 0..1,
-    }
+    Chunk::whole(&Batch::new(
+        body,
+        vec![index],
+        Ids::Escaped,
+        &MemoryBudget::new(0),
+    ))
 }
 
 pub fn store(bucket: &Arc<MemoryBucket>) -> Store {

@@ -4,13 +4,13 @@ use bytes::Bytes;
 use queen_protocol::FetchResponse;
 use queen_s3::broker::{EntryError, FetchAnswer, FetchEntry, FetchRequest};
 use queen_s3::memory::MemoryBudget;
-use queen_s3::record::{RecordIndex, decode_fetch};
+use queen_s3::record::{Chunk, RecordIndex, decode_fetch};
 use queen_s3::time::Micros;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::{Verdict, ensure};
+use super::{Verdict, ensure, told};
 
 /// What every answer of the corpus is an answer to.
 const WANTED: [(&str, i64); 3] = [("p", 7), ("q \u{e9}", 0), ("3", 0)];
@@ -56,8 +56,8 @@ struct Record<'a> {
 }
 
 /// What is to be found: for each entry its records, bounds, life and error.
-type Found<'a> = Vec<(
-    Vec<(i64, &'a str, &'a str, Micros)>,
+type Found = Vec<(
+    Vec<(i64, String, String, Micros)>,
     i64,
     i64,
     Option<Uuid>,
@@ -65,7 +65,7 @@ type Found<'a> = Vec<(
 )>;
 
 /// Reads `body` step by step, by the words of the API: `None` where it is no answer.
-fn expected(body: &[u8]) -> Option<Found<'_>> {
+fn expected(body: &[u8]) -> Option<Found> {
     let answer: Answer<'_> = serde_json::from_str(std::str::from_utf8(body).ok()?).ok()?;
     if answer.entries.len() != WANTED.len() {
         return None;
@@ -95,7 +95,8 @@ fn expected(body: &[u8]) -> Option<Found<'_>> {
             if !fell {
                 last = record.offset;
                 last_ts = ts;
-                records.push((record.offset, id, record.payload.get(), ts));
+                let payload = record.payload.get().to_owned();
+                records.push((record.offset, id.to_owned(), payload, ts));
             }
         }
         let error = entry.error.as_deref().map(EntryError::from_code);
@@ -121,19 +122,17 @@ fn expected(body: &[u8]) -> Option<Found<'_>> {
     Some(found)
 }
 
-fn text(slice: &[u8]) -> &str {
-    std::str::from_utf8(slice).expect("the decoder checked the whole body")
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).expect("the decoder checked the whole body")
 }
 
-fn told(answer: &FetchAnswer) -> Found<'_> {
-    let batch = &answer.batch;
-    let record = |index: &RecordIndex| {
-        let id = text(batch.transaction_id(index));
-        (index.offset, id, text(batch.payload(index)), index.ts)
-    };
+fn read(answer: &FetchAnswer) -> Found {
     let entries = answer.entries.iter().map(|entry| {
-        let range = entry.records.start as usize..entry.records.end as usize;
-        let records = batch.index()[range].iter().map(record).collect();
+        let chunk = Chunk::whole(&answer.batch).part(entry.records.clone());
+        let records = told(&chunk).expect("nothing is compressed").into_iter();
+        let records =
+            records.map(|(offset, ts, id, payload)| (offset, text(id), text(payload), ts));
+        let records = records.collect();
         let error = entry.error.clone();
         let bounds = (entry.high_watermark, entry.log_start);
         (records, bounds.0, bounds.1, entry.life, error)
@@ -164,7 +163,7 @@ pub fn as_serde_json_reads_it(body: &[u8]) -> Result<Verdict, String> {
             return Ok(Verdict::Refused);
         }
     };
-    let told = told(&answer);
+    let told = read(&answer);
     let expected = expected.ok_or_else(|| format!("accepted as {told:?}"))?;
     ensure(told == expected, || {
         format!("{told:?} instead of {expected:?}")

@@ -7,6 +7,8 @@
 
 mod answers;
 mod configuration;
+#[path = "../simulation/world/describe.rs"]
+mod describe;
 mod fetch;
 mod lake;
 mod mutation;
@@ -19,6 +21,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use queen_s3::record::{Chunk, Damaged, Unpacked};
+use queen_s3::time::Micros;
+
 use self::mutation::Mutator;
 
 /// Where the corpora are.
@@ -29,6 +34,20 @@ const FOUND: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/fuzz");
 const SEED: u64 = 1;
 /// Longest input that is made; a bound of the work, not of what is read.
 const INPUT_BYTES: usize = 64 * 1024;
+
+/// A record as it was read: offset, `ts`, id between its quotes, payload.
+type Told = (i64, Micros, Vec<u8>, Vec<u8>);
+
+/// The records of `chunk`.
+fn told(chunk: &Chunk) -> Result<Vec<Told>, Damaged> {
+    let mut told = Vec::new();
+    chunk.each(&mut Unpacked::default(), |record| {
+        let texts = (record.transaction_id.to_vec(), record.payload.to_vec());
+        told.push((record.offset, record.ts, texts.0, texts.1));
+        Ok::<_, Damaged>(())
+    })?;
+    Ok(told)
+}
 
 /// What is asked of a target: to read an input, and to say what is wrong with how it was read.
 type Property = fn(&[u8]) -> Result<Verdict, String>;

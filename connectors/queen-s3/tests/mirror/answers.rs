@@ -7,6 +7,7 @@ use queen_s3::time::Micros;
 use serde_json::Value;
 use uuid::Uuid;
 
+use crate::describe::described;
 use crate::log::{Payload, Segment};
 
 /// How a broker answers fetches.
@@ -16,6 +17,15 @@ pub enum Form {
     Json,
     /// In compressed segments.
     Segments,
+    /// In compressed segments whose blocks are described.
+    Described,
+    /// In compressed segments whose descriptions are not true.
+    Misdescribed,
+}
+
+impl Form {
+    /// Every true one.
+    pub const ALL: [Self; 3] = [Self::Json, Self::Segments, Self::Described];
 }
 
 /// What one entry of a fetch is answered with.
@@ -43,10 +53,20 @@ impl Form {
     pub fn body(self, entries: &[Entry<'_>], payload: Payload, tells_lives: bool) -> Vec<u8> {
         match self {
             Self::Json => json(entries, payload).into_bytes(),
-            Self::Segments => segments(entries, payload, tells_lives),
+            Self::Segments => segments(
+                entries,
+                payload,
+                if tells_lives { 2 } else { 1 },
+                tells_lives,
+            ),
+            Self::Described => segments(entries, payload, 3, tells_lives),
+            Self::Misdescribed => segments(entries, payload, MISDESCRIBED, tells_lives),
         }
     }
 }
+
+/// The version of segments that are described, with descriptions of a record that is not there.
+const MISDESCRIBED: u8 = 4;
 
 fn json(entries: &[Entry<'_>], payload: Payload) -> String {
     let quote = |text: &str| Value::from(text).to_string();
@@ -89,9 +109,9 @@ fn json(entries: &[Entry<'_>], payload: Payload) -> String {
     body
 }
 
-fn segments(entries: &[Entry<'_>], payload: Payload, tells_lives: bool) -> Vec<u8> {
+fn segments(entries: &[Entry<'_>], payload: Payload, version: u8, tells_lives: bool) -> Vec<u8> {
     let mut body = b"QSEG".to_vec();
-    body.push(if tells_lives { 2 } else { 1 });
+    body.push(version.min(3));
     number(&mut body, entries.len());
     for entry in entries {
         for name in [entry.queue, entry.partition] {
@@ -101,12 +121,23 @@ fn segments(entries: &[Entry<'_>], payload: Payload, tells_lives: bool) -> Vec<u
         }
         body.extend_from_slice(&entry.end.to_le_bytes());
         body.extend_from_slice(&entry.log_start.to_le_bytes());
-        if tells_lives {
-            body.extend_from_slice(entry.life.unwrap_or_default().as_bytes());
+        if version > 1 {
+            let life = entry.life.filter(|_| tells_lives).unwrap_or_default();
+            body.extend_from_slice(life.as_bytes());
         }
         for segment in &entry.segments {
-            let content = content(segment, |offset| payload(entry.partition, offset));
-            let block = zstd::bulk::compress(&content, 1).expect("room in memory");
+            let records = records(segment, |offset| payload(entry.partition, offset));
+            let content = content(&records);
+            let frame = zstd::bulk::compress(&content, 1).expect("room in memory");
+            let block = if version > 2 {
+                let texts = records
+                    .iter()
+                    .map(|(id, payload)| (id.as_str(), payload.as_str()));
+                let untrue = (version == MISDESCRIBED).then_some(("", ""));
+                described(texts.chain(untrue), &frame, &frame)
+            } else {
+                frame
+            };
             body.push(1);
             body.extend_from_slice(&segment.first.to_le_bytes());
             body.extend_from_slice(&segment.ts.to_le_bytes());
@@ -122,13 +153,19 @@ fn segments(entries: &[Entry<'_>], payload: Payload, tells_lives: bool) -> Vec<u
     body
 }
 
-fn content(segment: &Segment, payload: impl Fn(i64) -> String) -> Vec<u8> {
-    let mut content = vec![1];
-    for offset in segment.first..segment.end() {
-        let id = format!("\"t-{offset}\"");
-        let payload = payload(offset);
+/// Ids and payloads as they are stored.
+fn records(segment: &Segment, payload: impl Fn(i64) -> String) -> Vec<(String, String)> {
+    let record = |offset| {
         // What was pushed as null is stored as nothing.
-        let payload = if payload == "null" { "" } else { &payload };
+        let payload = Some(payload(offset)).filter(|payload| payload != "null");
+        (format!("\"t-{offset}\""), payload.unwrap_or_default())
+    };
+    (segment.first..segment.end()).map(record).collect()
+}
+
+fn content(records: &[(String, String)]) -> Vec<u8> {
+    let mut content = vec![1];
+    for (id, payload) in records {
         number(&mut content, id.len());
         number(&mut content, payload.len());
         content.extend_from_slice(id.as_bytes());

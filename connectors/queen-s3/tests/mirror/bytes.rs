@@ -198,7 +198,7 @@ fn any_way() -> impl Strategy<Value = Way> {
     let ways = (
         1_usize..=8,
         limits,
-        prop::sample::select(vec![Form::Json, Form::Segments]),
+        prop::sample::select(Form::ALL.to_vec()),
         any::<u64>(),
         compute,
         any::<(bool, bool)>(),

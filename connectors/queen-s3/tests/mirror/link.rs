@@ -11,7 +11,7 @@ use queen_s3::broker::{
     FetchRequest, KvAnswer, ListedPartition,
 };
 use queen_s3::memory::MemoryBudget;
-use queen_s3::record::{decode_fetch, decode_segments};
+use queen_s3::record::{Trust, decode_fetch, decode_segments};
 use queen_s3::time::Micros;
 use tokio::time::sleep;
 
@@ -22,6 +22,7 @@ use crate::log::Log;
 pub struct Link {
     log: Arc<Log>,
     budget: Arc<MemoryBudget>,
+    trust: Arc<Trust>,
     dice: AtomicU64,
     /// Fetch calls under way.
     fetching: AtomicUsize,
@@ -33,6 +34,7 @@ impl Link {
         Self {
             log: Arc::clone(log),
             budget: Arc::clone(budget),
+            trust: Arc::default(),
             dice: AtomicU64::new(seed),
             fetching: AtomicUsize::new(0),
         }
@@ -70,7 +72,9 @@ impl Broker for Link {
         self.fetching.fetch_sub(1, Ordering::Relaxed);
         let answer = match form {
             Form::Json => decode_fetch(request, body.into(), &self.budget),
-            Form::Segments => decode_segments(request, &body, &self.budget),
+            Form::Segments | Form::Described | Form::Misdescribed => {
+                decode_segments(request, body.into(), &self.budget, &self.trust)
+            }
         };
         // Only an arriving answer adds to it.
         self.log.note_held(self.budget.used());

@@ -139,7 +139,7 @@ pub struct Log {
     timeless: AtomicBool,
     untold: AtomicBool,
     misnamed: AtomicBool,
-    segments: AtomicBool,
+    form: Mutex<Form>,
     event: Mutex<Option<Event>>,
 }
 
@@ -190,7 +190,7 @@ impl Log {
             timeless: AtomicBool::new(false),
             untold: AtomicBool::new(false),
             misnamed: AtomicBool::new(false),
-            segments: AtomicBool::new(false),
+            form: Mutex::new(Form::Json),
             event: Mutex::new(None),
         })
     }
@@ -307,16 +307,12 @@ impl Log {
 
     /// Answers fetches in this form from now on.
     pub fn answer_in(&self, form: Form) {
-        let segments = form == Form::Segments;
-        self.segments.store(segments, Ordering::Relaxed);
+        *self.form.lock().unwrap_or_else(PoisonError::into_inner) = form;
     }
 
     /// The form in which it answers fetches.
     pub fn form(&self) -> Form {
-        match self.segments.load(Ordering::Relaxed) {
-            true => Form::Segments,
-            false => Form::Json,
-        }
+        *self.form.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells when partitions were last written to, or does not.

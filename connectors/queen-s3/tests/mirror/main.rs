@@ -5,6 +5,9 @@ mod ahead;
 mod answers;
 mod bucket;
 mod bytes;
+#[path = "../simulation/world/describe.rs"]
+mod describe;
+mod described;
 mod dialect;
 mod figures;
 mod history;

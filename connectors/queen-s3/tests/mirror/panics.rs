@@ -17,7 +17,7 @@ use queen_s3::compute::Compute;
 use queen_s3::config::Config;
 use queen_s3::memory::MemoryBudget;
 use queen_s3::observe::logging;
-use queen_s3::record::{Batch, Ids, RecordIndex};
+use queen_s3::record::{Batch, Chunk, Ids, Mark, RecordIndex};
 use tokio::time::{Instant, sleep};
 
 use crate::bucket::MemoryBucket;
@@ -73,13 +73,15 @@ impl Broker for Spoiling {
         if &*request.queue == SPOILED && self.spoils.load(Relaxed) {
             self.count.fetch_add(1, Relaxed);
             assert!(self.meets != Meets::Reader, "the reader meets a defect");
-            let spoil = |record: &RecordIndex| RecordIndex {
+            let spoil = |record: Mark| RecordIndex {
+                offset: record.offset,
+                ts: record.ts,
                 transaction_id_start: 0,
                 transaction_id_len: 1,
                 payload_start: u32::MAX / 2,
-                ..*record
+                payload_len: 1,
             };
-            let index = answer.batch.index().iter().map(spoil).collect();
+            let index = Chunk::whole(&answer.batch).marks().map(spoil).collect();
             let budget = MemoryBudget::new(0);
             answer.batch = Batch::new(Bytes::from_static(b"t"), index, Ids::Plain, &budget);
         }

@@ -183,7 +183,7 @@ fn accounted(
 
 #[test]
 fn what_a_former_life_had_in_a_window_is_written_or_lost_there_where_answers_tell_lives() {
-    for form in [Form::Json, Form::Segments] {
+    for form in Form::ALL {
         for layout in [Layout::Merged, Layout::PerPartition] {
             for fetches in 0..WITHIN as u64 / AT_ONCE as u64 {
                 in_virtual_time(async {
@@ -265,7 +265,7 @@ fn an_answer_of_another_life_ends_a_try_at_a_window_under_redo_at_once() {
 #[test]
 fn answers_that_name_lives_of_their_own_make_nothing_lost() {
     for interrupts in [false, true] {
-        for form in [Form::Json, Form::Segments] {
+        for form in Form::ALL {
             in_virtual_time(async {
                 let log = log(BEFORE, Told::Answer);
                 log.answer_in(form);

@@ -17,19 +17,20 @@ use crate::limits::{
 use crate::observe::sampled::Sampled;
 use crate::queue::doubtful::Doubtful;
 use crate::queue::{End, Task};
+use crate::record::Chunk;
 use crate::retry::{Backoff, Jitter};
 use crate::window::{Engine, Press, ReadRequest, ReadResult};
 
 /// What `answer` brought, but for its entries.
 fn brought_by(answer: &FetchAnswer) -> Brought {
-    let records = answer.batch.index();
+    let all = Chunk::whole(&answer.batch);
     let more = answer.entries.iter().any(|entry| {
-        let last = records[entry.records.start as usize..entry.records.end as usize].last();
+        let last = all.part(entry.records.clone()).last();
         last.is_some_and(|last| last.offset + 1 < entry.high_watermark)
     });
     Brought {
         rendered: answer.batch.held_bytes(),
-        records: !records.is_empty(),
+        records: !all.range.is_empty(),
         more,
         ..Brought::default()
     }

@@ -161,7 +161,7 @@ fn offsets(window: &ClosedWindow) -> Vec<(String, Vec<i64>)> {
     let all = |chunks: &Vec<crate::record::Chunk>| {
         chunks
             .iter()
-            .flat_map(|c| c.records().iter().map(|r| r.offset))
+            .flat_map(|c| c.marks().map(|r| r.offset))
             .collect()
     };
     window

@@ -6,6 +6,7 @@ use queen_s3::broker::{FetchRequest, Name};
 use queen_s3::time::Micros;
 use uuid::Uuid;
 
+use super::describe::described;
 use super::dice::Dice;
 use super::log::{Log, NewRecord, Segment};
 
@@ -35,9 +36,9 @@ pub fn record(dice: &mut Dice, number: u64, pad: usize) -> NewRecord {
         5 => format!("{{\"n\":{number},\"pad\":\"{}\"}}", "x".repeat(pad)),
         _ => format!("{{\"n\":{number}}}"),
     };
-    let transaction_id = match dice.between(0, 5) {
-        0 => "same".to_owned(),
-        1 => format!("t\"\\{number}\n"),
+    let transaction_id = match dice.between(0, 59) {
+        0..=9 => "same".to_owned(),
+        10 => format!("t\"\\{number}\n"),
         _ => format!("t-{number}"),
     };
     NewRecord {
@@ -68,6 +69,8 @@ pub enum Form {
     Json,
     /// Compressed segments.
     Segments,
+    /// The same, with descriptions of their blocks.
+    Described,
 }
 
 /// What an answer names as the lives of its partitions.
@@ -180,7 +183,7 @@ pub fn fetch_answer(
     limits: FetchLimits,
     (form, named): (Form, Named),
 ) -> (Answer, bool) {
-    let whole = matches!(form, Form::Segments);
+    let whole = matches!(form, Form::Segments | Form::Described);
     let (mut found, settled) = find(log, request, limits, whole);
     let life = |found: &Found<'_>| found.life.map(|life| life.as_u128());
     let lives = found.iter().map(life).collect();
@@ -192,7 +195,11 @@ pub fn fetch_answer(
         };
     }
     let body = match form {
-        Form::Segments => segments_body(request, &found, limits, named != Named::Nothing),
+        Form::Segments => {
+            let version = if named == Named::Nothing { 1 } else { 2 };
+            segments_body(request, &found, limits, version)
+        }
+        Form::Described => segments_body(request, &found, limits, 3),
         Form::Json => json_body(request, &found, limits).into_bytes(),
     };
     let answer = Answer {
@@ -260,11 +267,11 @@ fn segments_body(
     request: &FetchRequest,
     found: &[Found<'_>],
     limits: FetchLimits,
-    lives: bool,
+    version: u8,
 ) -> Vec<u8> {
     let mut damaged = limits.damaged;
     let mut body = b"QSEG".to_vec();
-    body.push(if lives { 2 } else { 1 });
+    body.push(version);
     number(&mut body, request.entries.len());
     for (entry, found) in request.entries.iter().zip(found) {
         for name in [&*request.queue, &*entry.partition] {
@@ -275,13 +282,13 @@ fn segments_body(
         let (start, end) = found.bounds;
         body.extend_from_slice(&end.to_le_bytes());
         body.extend_from_slice(&start.to_le_bytes());
-        if lives {
+        if version > 1 {
             body.extend_from_slice(found.life.unwrap_or_default().as_bytes());
         }
         for (number, (segment, ..)) in found.segments.iter().enumerate() {
             let breaks = damaged && number + 1 == found.segments.len().div_ceil(2);
             damaged &= !breaks;
-            segment_body(&mut body, segment, breaks);
+            segment_body(&mut body, segment, breaks, version > 2);
         }
         let error = found.error.unwrap_or_default();
         body.extend_from_slice(&[0, error.len() as u8]);
@@ -290,15 +297,19 @@ fn segments_body(
     body
 }
 
-/// A whole segment. A damaged one is shorter than it says.
-fn segment_body(body: &mut Vec<u8>, segment: &Segment, damaged: bool) {
-    let mut content = vec![1];
-    for record in &segment.records {
-        let id = quote(&record.transaction_id);
+/// A whole segment. A damaged one is shorter than it says. Where it has a description, every other of those
+/// has the checksum of what is there.
+fn segment_body(body: &mut Vec<u8>, segment: &Segment, damaged: bool, with_description: bool) {
+    let records = segment.records.iter().map(|record| {
         let payload = match record.payload.as_str() {
             "null" => "",
             payload => payload,
         };
+        (quote(&record.transaction_id), payload)
+    });
+    let records: Vec<(String, &str)> = records.collect();
+    let mut content = vec![1];
+    for (id, payload) in &records {
         number(&mut content, id.len());
         number(&mut content, payload.len());
         content.extend_from_slice(id.as_bytes());
@@ -309,7 +320,16 @@ fn segment_body(body: &mut Vec<u8>, segment: &Segment, damaged: bool) {
     } else {
         content.len()
     };
-    let block = zstd::bulk::compress(&content[..there], 1).expect("room in memory");
+    let compress = |content: &[u8]| zstd::bulk::compress(content, 1).expect("room in memory");
+    let mut block = compress(&content[..there]);
+    if with_description {
+        let told = match segment.first % 2 {
+            0 => compress(&content),
+            _ => block.clone(),
+        };
+        let texts = records.iter().map(|(id, payload)| (id.as_str(), *payload));
+        block = described(texts, &block, &told);
+    }
     body.push(1);
     body.extend_from_slice(&segment.first.to_le_bytes());
     body.extend_from_slice(&segment.ts.to_le_bytes());

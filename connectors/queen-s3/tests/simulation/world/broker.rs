@@ -72,7 +72,9 @@ impl Broker for Link {
         };
         let read = match answer.form {
             Form::Json => decode_fetch(request, cut(answer.body), &self.budget),
-            Form::Segments => decode_segments(request, &cut(answer.body), &self.budget),
+            Form::Segments | Form::Described => {
+                decode_segments(request, cut(answer.body), &self.budget, &self.trust)
+            }
         };
         if read.is_ok() && !answer.tells_lives {
             self.world.with(|state| {
@@ -245,7 +247,8 @@ async fn answer_fetch(world: &World, request: &FetchRequest) -> Answer {
             let form = match scenario.answers {
                 Answers::Json => Form::Json,
                 Answers::Segments => Form::Segments,
-                Answers::Mixed => dice.pick(&[Form::Segments, Form::Json]),
+                Answers::Described => Form::Described,
+                Answers::Mixed => dice.pick(&[Form::Described, Form::Segments, Form::Json]),
             };
             let named = match scenario.lives {
                 Lives::All => Named::Lives,

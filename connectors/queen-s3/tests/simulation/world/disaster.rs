@@ -190,6 +190,7 @@ async fn try_adopt(world: &Arc<World>, queue: &str, round: u64) {
         world: Arc::clone(world),
         process: Arc::clone(&process),
         budget: MemoryBudget::new(1 << 20),
+        trust: Arc::default(),
     };
     let (seed, clock) = world.with(|state| {
         let seed = state.dice.bits() as u64;

@@ -6,6 +6,7 @@ pub mod broker;
 pub mod bucket;
 pub mod checker;
 pub mod clock;
+pub mod describe;
 pub mod dice;
 pub mod disaster;
 pub mod doubt;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use queen_s3::memory::MemoryBudget;
+use queen_s3::record::Trust;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
 
@@ -28,6 +29,8 @@ pub struct Link {
     pub process: Arc<Process>,
     /// The process's buffer budget.
     pub budget: Arc<MemoryBudget>,
+    /// Whether it believes descriptions of blocks.
+    pub trust: Arc<Trust>,
 }
 
 /// One incarnation of a sink process, as the network sees it.

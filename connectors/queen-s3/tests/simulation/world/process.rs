@@ -61,6 +61,7 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
                 world: Arc::clone(world),
                 process: Arc::clone(&process),
                 budget: MemoryBudget::new(world.scenario.memory),
+                trust: Arc::default(),
             },
             clock: MachineClock::draw(world, &mut state.dice),
             configuration: Configuration::draw(&mut state.dice),

@@ -104,7 +104,9 @@ pub enum Answers {
     Json,
     /// In compressed segments.
     Segments,
-    /// Either, from call to call: behind one address stand brokers of two versions.
+    /// In compressed segments whose blocks are described.
+    Described,
+    /// Any of them, from call to call: behind one address stand brokers of two versions.
     Mixed,
 }
 
@@ -276,7 +278,12 @@ impl Scenario {
                 usize::try_from(dice.pick(&[400, 3_000, 20_000])).unwrap_or(1)
             },
             uploads_expire: dice.chance(0.3),
-            answers: dice.pick(&[Answers::Json, Answers::Segments, Answers::Mixed]),
+            answers: dice.pick(&[
+                Answers::Json,
+                Answers::Segments,
+                Answers::Described,
+                Answers::Mixed,
+            ]),
             lives: if ids { lives } else { Lives::None },
             wall_jump_ms: dice.pick(&[0, 60_000, 6 * HOUR_MS]),
             // A lease that goes while its owner puts an object lets two write the same one.

@@ -1,0 +1,270 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::super::segments::tests::{
+    Answered, Pushed, Stored, TS, answered, asking, body, content, entry, one, packed_as, rendered,
+    request, segment,
+};
+use super::super::testing::{all, compressed, described, told};
+use super::super::{Chunk, Content, decode_fetch, decode_segments};
+use super::*;
+use crate::broker::{EntryError, FetchAnswer, FetchRequest};
+use crate::encode::record_bytes;
+use crate::memory::MemoryBudget;
+
+/// A block as a broker describes it.
+fn truly_described(records: &[Pushed], frame: Vec<u8>) -> Vec<u8> {
+    let escaped = records.iter().any(|(id, _)| id.contains('\\'));
+    let empty = records.iter().filter(|(_, payload)| payload.is_empty());
+    described(escaped.into(), empty.count() as u32, &frame)
+}
+
+/// The answer of the version that has descriptions, with these entries.
+fn version_3(mut body: Vec<u8>, entries: &[Answered]) -> Bytes {
+    body[4] = 3;
+    // A life goes behind each entry's bounds.
+    let mut at = 9;
+    for entry in entries {
+        at += 2 + "orders".len() + 2 + entry.partition.len() + 16;
+        body.splice(at..at, [0; 16]);
+        at += 16;
+        while body[at] == 1 {
+            let length = body[at + 25..at + 29].try_into().expect("four bytes");
+            at += 29 + u32::from_le_bytes(length) as usize;
+        }
+        at += 2;
+    }
+    body.into()
+}
+
+fn decode(request: &FetchRequest, body: &Bytes, trust: &Arc<Trust>) -> FetchAnswer {
+    let read = decode_segments(request, body.clone(), &MemoryBudget::new(0), trust);
+    read.expect("the answer reads")
+}
+
+fn packed(answer: &FetchAnswer) -> Option<&Packed> {
+    match &answer.batch.content {
+        Content::Packed(packed) => Some(packed),
+        Content::Open(_) => None,
+    }
+}
+
+/// Everything that can be asked of a chunk.
+fn questions(chunk: &Chunk) -> impl PartialEq + std::fmt::Debug + use<> {
+    let marks: Vec<Mark> = chunk.marks().collect();
+    let below: Vec<u32> = (-1..8).map(|at| chunk.below(Micros(TS + at))).collect();
+    let mut instants: Vec<(Micros, u64)> = Vec::new();
+    for (ts, stretch) in chunk.instants() {
+        let bytes = record_bytes("p é", &stretch);
+        match instants.last_mut() {
+            Some((last, sum)) if *last == ts => *sum += bytes,
+            _ => instants.push((ts, bytes)),
+        }
+    }
+    let ends = (chunk.first(), chunk.last());
+    let bytes = record_bytes("p é", chunk);
+    let compacted = told(&chunk.compacted(&MemoryBudget::new(0))).expect("whole");
+    let told = told(chunk).expect("whole");
+    assert_eq!(compacted, told);
+    (marks, below, instants, ends, bytes, told)
+}
+
+proptest! {
+    #[test]
+    fn what_stays_compressed_answers_as_what_does_not(
+        mut entries in answered(),
+        escapes in any::<bool>(),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 8),
+    ) {
+        let mut stored = entries.iter_mut().flat_map(|entry| &mut entry.segments);
+        if !escapes {
+            let records = stored.by_ref().flat_map(|stored| &mut stored.records);
+            records.for_each(|(id, _)| *id = id.replace('\\', "/").replace('"', "'"));
+        }
+        let request = request(&entries);
+        let body = version_3(packed_as(&entries, truly_described), &entries);
+        let answer = decode(&request, &body, &Arc::default());
+        let json = Bytes::from(rendered(&entries));
+        let from_json = decode_fetch(&request, json, &MemoryBudget::new(0)).expect("JSON");
+        prop_assert_eq!(&answer.entries, &from_json.entries);
+        prop_assert_eq!(all(&answer.batch), all(&from_json.batch));
+        for entry in &answer.entries {
+            let all = entry.records.clone();
+            let at = |cut: &prop::sample::Index| all.start + cut.index(all.len() + 1) as u32;
+            let parts = cuts.chunks(2).map(|two| {
+                let (one, other) = (at(&two[0]), at(&two[1]));
+                one.min(other)..one.max(other)
+            });
+            for part in parts.chain([all.clone()]) {
+                let chunk = Chunk::whole(&answer.batch).part(part.clone());
+                let open = Chunk::whole(&from_json.batch).part(part);
+                prop_assert_eq!(questions(&chunk), questions(&open));
+            }
+        }
+        // Where nothing stands against it, nothing was decompressed.
+        let mut stored = entries.iter().flat_map(|entry| {
+            entry.segments.iter().map(move |stored| (stored, entry.offset))
+        });
+        let known = stored.all(|(stored, from)| {
+            stored.base_offset >= from && stored.records.iter().all(|(id, _)| !id.contains('\\'))
+        });
+        prop_assert_eq!(packed(&answer).is_some(), known);
+    }
+}
+
+const RECORDS: [(&str, &str); 3] = [("a", "{\"n\":1}"), ("b", ""), ("c", "[2]")];
+
+/// One answer from offset 0 with a segment of [`RECORDS`] and then one that `block` makes of them.
+fn with(records: usize, block: impl Fn(&[u8], &[u8]) -> Vec<u8>) -> Bytes {
+    let pushed = one(&RECORDS);
+    let content = content(&pushed);
+    let frame = compressed(&content);
+    let sound = truly_described(&pushed, frame.clone());
+    let first = segment(0, TS, 3, content.len(), &sound);
+    let block = block(&content, &frame);
+    let second = segment(3, TS, records, content.len(), &block);
+    let entries = [Answered {
+        partition: "p".into(),
+        offset: 0,
+        segments: vec![],
+    }];
+    version_3(body(&[entry("p", &[first, second], "")]), &entries)
+}
+
+#[test]
+fn a_block_that_is_not_the_one_described_is_unreadable_when_it_arrives() {
+    let sound = with(3, |_, frame| described(0, 1, frame));
+    assert!(packed(&decode(&asking(0), &sound, &Arc::default())).is_some());
+    let length = with(3, |_, frame| described(0, 1, frame)).len();
+    let frame = with(3, |_, frame| frame.to_vec());
+    let block = length - frame.len();
+    for at in length - 2 - 40..length - 2 {
+        let mut damaged = sound.to_vec();
+        damaged[at] ^= 0x55;
+        let answer = decode(&asking(0), &damaged.into(), &Arc::default());
+        assert!(packed(&answer).is_none(), "byte {at} changed unnoticed");
+        let read = &answer.entries[0];
+        let whole = read.error.is_none() && read.records == (0..6);
+        let found = read.error == Some(EntryError::Unreadable) && read.records == (0..3);
+        assert!(whole || found, "byte {at}: {answer:?}");
+    }
+    assert_eq!(block, 18, "bytes of a description");
+}
+
+#[test]
+fn a_description_that_is_not_true_is_the_last_one_believed() {
+    let changed = |content: &[u8], at: usize, byte: u8| {
+        let mut content = content.to_vec();
+        content[at] = byte;
+        described(0, 1, &compressed(&content))
+    };
+    type Block<'a> = &'a dyn Fn(&[u8], &[u8]) -> Vec<u8>;
+    let cases: [(&str, usize, Block<'_>); 7] = [
+        ("an empty payload too many", 3, &|_, frame| {
+            described(0, 2, frame)
+        }),
+        ("an empty payload too few", 3, &|_, frame| {
+            described(0, 0, frame)
+        }),
+        ("a record more", 4, &|_, frame| described(0, 1, frame)),
+        ("a record less", 2, &|_, frame| described(0, 1, frame)),
+        ("an escape", 3, &|content, _| changed(content, 10, b'\\')),
+        ("no text", 3, &|content, _| {
+            changed(content, content.len() - 2, 0xff)
+        }),
+        ("another length", 3, &|content, _| {
+            described(0, 1, &compressed(&content[1..]))
+        }),
+    ];
+    for (what, records, block) in cases {
+        let trust = Arc::default();
+        let body = with(records, block);
+        let answer = decode(&asking(0), &body, &trust);
+        assert!(packed(&answer).is_some(), "{what}: it is believed at first");
+        let damaged = told(&Chunk::whole(&answer.batch)).expect_err(what);
+        assert!(
+            damaged.to_string().contains("from offset 3 on"),
+            "{damaged}"
+        );
+        // The first block is as it was said to be.
+        assert_eq!(
+            told(&Chunk::whole(&answer.batch).part(0..3))
+                .expect(what)
+                .len(),
+            3
+        );
+
+        let answer = decode(&asking(0), &body, &trust);
+        assert!(packed(&answer).is_none(), "{what}: it is believed still");
+        let read = &answer.entries[0];
+        let whole = read.error.is_none() && read.records == (0..6);
+        let found = read.error == Some(EntryError::Unreadable) && read.records == (0..3);
+        assert!(whole || found, "{what}: {answer:?}");
+    }
+}
+
+#[test]
+fn blocks_of_another_kind_are_read_as_they_come() {
+    let answers = |block: Vec<u8>| {
+        let body = with(3, move |_, _| block.clone());
+        let answer = decode(&asking(0), &body, &Arc::default());
+        (packed(&answer).is_some(), answer.batch.records())
+    };
+    let content = content(&one(&RECORDS));
+    let frame = compressed(&content);
+    assert_eq!(answers(frame.clone()), (false, 6), "no description");
+    assert_eq!(answers(described(1, 1, &frame)), (false, 6), "escapes");
+    assert_eq!(answers(described(7, 1, &frame)), (false, 6), "unknown ids");
+    let mut later = described(0, 1, &frame);
+    later[8] = 2;
+    assert_eq!(answers(later), (false, 6), "another layout");
+    assert_eq!(
+        answers(b"\x5a\x2a\x4d\x18\x0a\0\0\0\x01".to_vec()),
+        (false, 3),
+        "cut"
+    );
+}
+
+#[test]
+fn compressed_records_count_as_such_against_the_budget() {
+    let pushed = one(&[("a", &format!("\"{}\"", "x".repeat(100_000)))]);
+    let entries = [Answered {
+        partition: "p".into(),
+        offset: 0,
+        segments: vec![Stored {
+            base_offset: 0,
+            ts: TS,
+            records: pushed,
+        }],
+    }];
+    let body = version_3(packed_as(&entries, truly_described), &entries);
+    let budget = MemoryBudget::new(1 << 20);
+    let answer = decode_segments(&asking(0), body.clone(), &budget, &Arc::default());
+    let answer = answer.expect("it reads");
+    assert_eq!(budget.used(), body.len() + size_of::<Block>());
+    assert!(budget.used() < 1_000, "{}", budget.used());
+    assert!(Chunk::whole(&answer.batch).text_bytes() > 100_000);
+    drop(answer);
+    assert_eq!(budget.used(), 0);
+}
+
+#[test]
+fn reading_compressed_records_allocates_nothing_once_there_is_room() {
+    let body = with(3, |_, frame| described(0, 1, frame));
+    let answer = decode(&asking(0), &body, &Arc::default());
+    let chunk = Chunk::whole(&answer.batch);
+    let mut scratch = Unpacked::default();
+    let mut read = || {
+        let mut records = 0;
+        let outcome = chunk.each(&mut scratch, |_| {
+            records += 1;
+            Ok::<_, Damaged>(())
+        });
+        outcome.map(|()| records)
+    };
+    assert_eq!(read().expect("whole"), 6);
+    let counted = allocation_counter::measure(|| assert_eq!(read().expect("whole"), 6));
+    assert_eq!(counted.count_total, 0);
+}
