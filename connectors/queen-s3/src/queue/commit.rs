@@ -8,7 +8,7 @@ use serde_json::Map;
 use tracing::{error, info, warn};
 
 use super::object::{Looking, Trouble};
-use super::session::Outcome;
+use super::session::{Outcome, Redo};
 use super::turn::{Gate, Permit, Turn};
 use super::writer::{Content, Sizes, WindowWriter};
 use super::{End, Standing, Task};
@@ -22,7 +22,7 @@ use crate::lake::{Format, Layout, Shape};
 use crate::memory::Reservation;
 use crate::ownership::Fence;
 use crate::time::Micros;
-use crate::window::ClosedWindow;
+use crate::window::{ClosedWindow, Remembered};
 
 impl Task {
     /// Writes a closed window when its turn has come, and moves the pointer over it. Before that its
@@ -76,7 +76,13 @@ impl Task {
                 k = intent.k,
                 "an object could not be brought to its end; its window is written again from its intent"
             );
-            return Err(Outcome::Redo(Box::new((standing, intent))));
+            return Err(Outcome::Redo(Box::new(Redo {
+                standing,
+                intent,
+                // The session adds it.
+                window: Remembered::default(),
+                later: Remembered::default(),
+            })));
         };
         let written = self.conclude(fence, &standing, &intent, content, gaps);
         Ok(written.await?)

@@ -47,6 +47,7 @@ use crate::observe::status::{QueueStatus, Status};
 use crate::ownership::{Claim, ClaimError, Identity, Lost, Owned, Owner};
 use crate::retry::Jitter;
 use crate::time::Micros;
+use crate::window::Remembered;
 
 /// What every queue's task shares.
 pub struct Context {
@@ -429,9 +430,11 @@ impl Task {
                     return End::Drained;
                 }
             }
+            let (mut in_window, mut later) = (Remembered::default(), Remembered::default());
             loop {
                 if let Some(intent) = pending.take() {
-                    match self.redo(fence, &standing, intent, stop).await {
+                    let known = std::mem::take(&mut in_window);
+                    match self.redo(fence, &standing, intent, known, stop).await {
                         Ok(moved) => standing = moved,
                         Err(end) => return end,
                     }
@@ -447,11 +450,13 @@ impl Task {
                 if !self.panicked.load(Relaxed) {
                     self.goes_on();
                 }
-                match self.session(fence, standing, stop).await {
+                let known = std::mem::take(&mut later);
+                match self.session(fence, standing, known, stop).await {
                     session::Outcome::End(end) => return end,
                     session::Outcome::Redo(redo) => {
-                        standing = redo.0;
-                        pending = Some(redo.1);
+                        standing = redo.standing;
+                        pending = Some(redo.intent);
+                        (in_window, later) = (redo.window, redo.later);
                     }
                 }
             }

@@ -15,7 +15,7 @@ use crate::lake::Layout;
 use crate::lake::documents::Intent;
 use crate::lake::manifest::OffsetRange;
 use crate::time::Micros;
-use crate::window::{Engine, Unread};
+use crate::window::{Engine, Remembered, Unread};
 
 /// What discovery has told of the window so far. It outlives the tries at it: what one try learns
 /// of a partition is what the next one can call lost when that partition is gone.
@@ -55,14 +55,15 @@ pub(super) struct Found {
 }
 
 impl<'a> Survey<'a> {
-    /// A survey for the window of `intent`, the one after `standing`.
+    /// A survey for the window of `intent`, the one after `standing`, of which something is `known`.
     pub(super) async fn begin(
         task: &'a Task,
         standing: &Standing,
         intent: &Intent,
+        known: Remembered,
         stop: &'a CancellationToken,
     ) -> Self {
-        let engine = task.engine(standing).await;
+        let engine = task.engine(standing, known).await;
         let each = intent.layout == Layout::PerPartition;
         Self {
             task,

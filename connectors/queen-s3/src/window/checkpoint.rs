@@ -39,7 +39,7 @@ impl Engine {
         positions
     }
 
-    fn first_unwritten(&self, id: PartitionId, partition: &Partition) -> i64 {
+    pub(super) fn first_unwritten(&self, id: PartitionId, partition: &Partition) -> i64 {
         if let Some(from) = self.doubted_losses.get(&id) {
             return *from;
         }

@@ -10,8 +10,7 @@ use crate::memory::MemoryBudget;
 use crate::record::{Batch, Chunk};
 use crate::time::Micros;
 
-use super::Engine;
-use super::PartitionId;
+use super::{Engine, PartitionId, Remembered};
 
 /// What asks for a window besides its size, its age and its alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +51,8 @@ pub struct ClosedWindow {
     pub lost: Vec<OffsetRange>,
     /// Records below `t_start`.
     pub late: Vec<OffsetRange>,
+    /// All of that, should its records have to be read again.
+    pub known: Remembered,
 }
 
 /// The bounds that a window could have now.
@@ -149,11 +150,7 @@ impl Engine {
         let former: Vec<(PartitionId, i64, i64)> = buffers
             .iter()
             .flat_map(|(id, buffer)| {
-                let flags = self.partition(*id).flags;
-                let below = match flags.ended || flags.reborn {
-                    true => Some(Micros::MAX),
-                    false => self.life_starts.get(id).copied(),
-                };
+                let below = self.former_lives_end(*id);
                 let ranges = below
                     .into_iter()
                     .flat_map(|below| buffer.ranges_below(below));
@@ -229,10 +226,17 @@ impl Engine {
         let mut partitions = Vec::new();
         let mut late = Vec::new();
         let mut emptied = Vec::new();
-        for (id, buffer) in &mut self.buffers {
+        let mut known = Remembered::default();
+        known.lack(&self.lost);
+        let ids: Vec<PartitionId> = self.buffers.keys().copied().collect();
+        for id in ids {
+            let former = self.former_lives_end(id);
+            let Some(buffer) = self.buffers.get_mut(&id) else {
+                continue;
+            };
             let chunks = buffer.take_below(bounds.t_end);
             if buffer.runs.is_empty() {
-                emptied.push(*id);
+                emptied.push(id);
             }
             if chunks.is_empty() {
                 continue;
@@ -241,6 +245,7 @@ impl Engine {
                 .as_ref()
                 .expect("a partition is tracked while records of it are buffered");
             let name: Name = self.names.of(partition.name).into();
+            known.take(&name, partition.id, &chunks, former);
             for chunk in &chunks {
                 late.extend(late_range(&name, chunk, bounds.t_start));
             }
@@ -261,6 +266,7 @@ impl Engine {
             record_bytes,
             lost: std::mem::take(&mut self.lost),
             late,
+            known,
         }
     }
 

@@ -15,6 +15,7 @@ mod discovery;
 mod names;
 mod partition;
 mod reading;
+mod remembered;
 mod seek;
 mod sizes;
 
@@ -32,6 +33,7 @@ pub use close::{Close, ClosedWindow, Press};
 pub use discovery::PassRequest;
 pub use partition::{PartitionId, Unread};
 pub use reading::{ReadRequest, ReadResult};
+pub use remembered::Remembered;
 
 use names::Names;
 use partition::{Foreign, Partition, PartitionBuffer};

@@ -30,7 +30,7 @@ use crate::observe::sampled::Sampled;
 use crate::ownership::Fence;
 use crate::retry::Backoff;
 use crate::time::Micros;
-use crate::window::{Close, Engine, Policy, Press, ReadRequest};
+use crate::window::{Close, Engine, Policy, Press, ReadRequest, Remembered};
 
 use passes::Pass;
 use reading::Call;
@@ -43,7 +43,17 @@ pub(in crate::queue) enum Outcome {
     End(End),
     /// A window that does not fit in memory, or of which the store forgot an upload: its intent is
     /// durable, and it is to be written as a redo is.
-    Redo(Box<(Standing, Intent)>),
+    Redo(Box<Redo>),
+}
+
+/// A window to be written as a redo is.
+pub(in crate::queue) struct Redo {
+    pub(in crate::queue) standing: Standing,
+    pub(in crate::queue) intent: Intent,
+    /// What is known to be in it.
+    pub(in crate::queue) window: Remembered,
+    /// What is known to be in those after it.
+    pub(in crate::queue) later: Remembered,
 }
 
 impl<T: Into<End>> From<T> for Outcome {
@@ -65,10 +75,11 @@ enum Event {
 }
 
 /// A window that is being committed.
-#[derive(Clone, Copy)]
 struct Window {
     k: u64,
     record_bytes: u64,
+    /// What is in it.
+    known: Remembered,
 }
 
 /// A window that is encoded while one before it is being committed.
@@ -134,17 +145,18 @@ impl Task {
         }
     }
 
-    /// Runs the queue until it ends or a window has to be written the other way.
+    /// Runs the queue, of which something is `known` to be in no window, until it ends or a window has to be written the other way.
     pub(super) async fn session(
         &self,
         fence: &Fence,
         standing: Standing,
+        known: Remembered,
         stop: &CancellationToken,
     ) -> Outcome {
         let engine = tokio::select! {
             biased;
             () = stop.cancelled() => return End::Drained.into(),
-            engine = self.engine(&standing) => engine,
+            engine = self.engine(&standing, known) => engine,
         };
         let _asking = self.context.status.asking();
         let age = self.status.checkpoint_age.load(Relaxed);
@@ -261,7 +273,11 @@ impl<'a> Session<'a> {
             Event::Page(answer) => self.page(answer),
             Event::Fetched(call, answer) => self.fetched(&call, answer),
             Event::Released(reads) => reads.iter().for_each(|read| self.engine.unread(read)),
-            Event::Committed(result) => self.committed(result?),
+            Event::Committed(Ok(standing)) => self.committed(standing),
+            Event::Committed(Err(Outcome::Redo(redo))) => {
+                return Err(Outcome::Redo(self.with_known(redo)));
+            }
+            Event::Committed(Err(outcome)) => return Err(outcome),
             Event::Checkpointed(written, k) => {
                 self.checkpointing = false;
                 if written {
@@ -274,18 +290,28 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
+    /// Adds what this session, which ends with it, knows of the window and of those after it.
+    fn with_known(&mut self, mut redo: Box<Redo>) -> Box<Redo> {
+        let window = self.window.take();
+        redo.window = window.map(|window| window.known).unwrap_or_default();
+        for ahead in self.ahead.drain(..) {
+            redo.later.followed_by(ahead.window.known);
+        }
+        redo.later.followed_by(self.engine.remembered());
+        redo
+    }
+
     fn committed(&mut self, standing: Standing) {
         self.task.goes_on();
         self.standing = standing;
-        if let Some(written) = self.window {
-            self.learn(written);
+        if let Some(written) = self.window.take() {
+            self.learn(&written);
         }
         let ahead = self.ahead.pop_front();
         self.committing = ahead.is_some();
-        self.window = ahead.as_ref().map(|ahead| ahead.window);
-        let ahead_of_it = self.ahead.iter().map(|ahead| ahead.window);
-        let windows = self.window.into_iter().chain(ahead_of_it);
-        let writing = windows.map(|window| window.record_bytes).sum();
+        let ahead_of_it = self.ahead.iter();
+        let windows = ahead.iter().chain(ahead_of_it);
+        let writing = windows.map(|ahead| ahead.window.record_bytes).sum();
         self.task.status.writing.store(writing, Relaxed);
         self.show_checkpoint_age();
         let due = self.checkpoint_due(self.standing.pointer.k) && !self.checkpointing;
@@ -293,6 +319,7 @@ impl<'a> Session<'a> {
             Some(ahead) => {
                 // It waits for nothing else.
                 let _ = ahead.turn.send(self.standing.clone());
+                self.window = Some(ahead.window);
                 ahead.positions.filter(|_| due)
             }
             None => due.then(|| self.engine.checkpoint()),
@@ -308,7 +335,7 @@ impl<'a> Session<'a> {
     }
 
     /// Learns from a window that is committed how long the objects of the next ones may become.
-    fn learn(&mut self, written: Window) {
+    fn learn(&mut self, written: &Window) {
         if written.record_bytes > 0 {
             let share = self.standing.pointer.bytes as f64 / written.record_bytes as f64;
             self.encoded_share = (share * ENCODED_MARGIN).min(1.0);
@@ -352,12 +379,13 @@ impl<'a> Session<'a> {
         self.committing = true;
         let (task, fence, standing) = (self.task, self.fence, self.standing.clone());
         match close {
-            Close::Window(window) => {
+            Close::Window(mut window) => {
                 let writing = &self.task.status.writing;
                 writing.store(window.record_bytes, Relaxed);
                 self.window = Some(Window {
                     k: standing.pointer.k + 1,
                     record_bytes: window.record_bytes,
+                    known: std::mem::take(&mut window.known),
                 });
                 let turn = Turn::Now(standing);
                 let room = task.context.budget.claim(0);
@@ -376,8 +404,8 @@ impl<'a> Session<'a> {
     /// full, while there is room for its records, for what they are likely to become, and for what is
     /// read meanwhile.
     fn close_ahead(&mut self) {
-        let last = self.ahead.back().map(|ahead| ahead.window);
-        let Some(Window { k, .. }) = last.or(self.window) else {
+        let last = self.ahead.back().map(|ahead| &ahead.window);
+        let Some(&Window { k, .. }) = last.or(self.window.as_ref()) else {
             return;
         };
         if self.ahead.len() >= WINDOWS_AHEAD {
@@ -395,7 +423,7 @@ impl<'a> Session<'a> {
             return;
         };
         let positions = self.checkpoint_due(k).then(|| self.engine.checkpoint());
-        let Some(Close::Window(window)) = self.engine.close(Press::None) else {
+        let Some(Close::Window(mut window)) = self.engine.close(Press::None) else {
             return;
         };
         let writing = &self.task.status.writing;
@@ -406,6 +434,7 @@ impl<'a> Session<'a> {
             window: Window {
                 k: k + 1,
                 record_bytes: window.record_bytes,
+                known: std::mem::take(&mut window.known),
             },
             positions,
         });
@@ -426,6 +455,7 @@ impl<'a> Session<'a> {
         self.committing = true;
         // The engine ends with this session, and what it holds with it.
         self.engine.lose_former_lives();
+        let known = self.engine.remembered();
         let gaps = Gaps {
             lost: self.engine.take_lost(),
             late: Vec::new(),
@@ -437,7 +467,13 @@ impl<'a> Session<'a> {
             let written = fence.write_intent(&intent).await;
             Event::Oversized(written.map_err(End::from).map(|()| {
                 task.context.crash_point(CrashPoint::AfterIntent);
-                Outcome::Redo(Box::new((standing, intent)))
+                Outcome::Redo(Box::new(Redo {
+                    standing,
+                    intent,
+                    window: known,
+                    // Some of it is in the window: the next session looks for what is not.
+                    later: Remembered::default(),
+                }))
             }))
         });
         true
