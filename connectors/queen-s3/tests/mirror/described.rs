@@ -1,6 +1,8 @@
 //! Blocks of which the broker says what is in them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use queen_s3::broker::Name;
 use queen_s3::lake::{Compression, Format};
@@ -8,7 +10,7 @@ use queen_s3::lake::{Compression, Format};
 use crate::answers::Form;
 use crate::bucket::MemoryBucket;
 use crate::history::records;
-use crate::log::Log;
+use crate::log::{Limits, Log};
 use crate::sink::{Options, Sink, committed, eventually};
 use crate::{HOUR, SECOND, TEN, in_virtual_time};
 
@@ -62,4 +64,62 @@ fn a_broker_whose_descriptions_are_not_true_costs_a_window_a_second_reading_and_
         );
         assert_eq!(objects, same);
     }
+}
+
+/// The offsets of `partition` that manifests name as lost.
+fn lost(bucket: &MemoryBucket, partition: &str) -> BTreeSet<i64> {
+    let mut lost = BTreeSet::new();
+    for window in bucket.manifests(QUEUE) {
+        for range in window["lost"].as_array().expect("a list") {
+            let bound = |field: &str| range[field].as_i64().expect("an offset");
+            if range["partition"] == partition {
+                lost.extend(bound("from")..=bound("to"));
+            }
+        }
+    }
+    lost
+}
+
+#[test]
+fn what_retention_takes_before_the_second_reading_is_named() {
+    let partition = "b";
+    let mut read_again = 0;
+    for fetches in 0.. {
+        let met = in_virtual_time(async {
+            let (log, bucket) = (log(Form::Misdescribed), Arc::<MemoryBucket>::default());
+            log.limit(Limits {
+                entry_records: 70,
+                call_records: 140,
+                ..Limits::default()
+            });
+            let met = Arc::<AtomicBool>::default();
+            let meets = Arc::clone(&met);
+            log.after_fetches(fetches, move |log| {
+                log.delete(QUEUE, &Name::from(partition));
+                meets.store(true, Ordering::Relaxed);
+            });
+            let mut options = Options::new();
+            options.settings.shape.compression = Compression::None;
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+            eventually("the window", || committed(&log, QUEUE).0 == 1).await;
+            sink.stop().await;
+            let records = records(&bucket).into_iter();
+            let of_it = records.filter(|(name, ..)| name == partition);
+            let written: BTreeSet<i64> = of_it.map(|(_, offset, _)| offset).collect();
+            let lost = lost(&bucket, partition);
+            let accounted: Vec<i64> = written.union(&lost).copied().collect();
+            let all: Vec<i64> = (0..210).collect();
+            assert_eq!(accounted, all, "after {fetches} fetches");
+            assert!(written.is_disjoint(&lost), "after {fetches} fetches");
+            if written.is_empty() {
+                read_again += 1;
+            }
+            met.load(Ordering::Relaxed)
+        });
+        if !met {
+            break;
+        }
+    }
+    // The first reading had all of it at some of these moments.
+    assert!(read_again > 5, "{read_again}");
 }
