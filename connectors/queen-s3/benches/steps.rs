@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use queen_s3::broker::{FetchEntry, FetchRequest};
+use crc32c::crc32c;
+use queen_s3::broker::{FetchAnswer, FetchEntry, FetchRequest};
 use queen_s3::encode::{ObjectEncoder, ObjectSpec, record_bytes};
 use queen_s3::lake::{Compression, Format};
 use queen_s3::limits::ENCODE_MAX_WORKERS;
 use queen_s3::limits::PART_BYTES;
 use queen_s3::memory::MemoryBudget;
-use queen_s3::record::{Chunk, decode_fetch, decode_segments};
+use queen_s3::record::{Chunk, Damaged, Trust, Unpacked, decode_fetch, decode_segments};
 use serde_json::json;
 use zstd::bulk::Compressor;
 use zstd::zstd_safe::CParameter;
@@ -33,23 +34,22 @@ fn main() -> Result<()> {
     let (request, body) = answer();
     let budget = MemoryBudget::new(usize::MAX);
     let decoded = decode_fetch(&request, body.clone(), &budget)?;
-    let chunks: Vec<(Arc<str>, Chunk)> = request
-        .entries
-        .iter()
-        .zip(&decoded.entries)
-        .map(|(asked, entry)| {
-            let batch = Arc::clone(&decoded.batch);
-            let range = entry.records.clone();
-            (Arc::clone(&asked.partition), Chunk { batch, range })
-        })
-        .collect();
+    let chunks = chunks(&request, &decoded);
     let lengths: Vec<u64> = chunks
         .iter()
         .map(|(name, chunk)| record_bytes(name, chunk))
         .collect();
     let total: u64 = lengths.iter().sum();
     let lines = encode(Format::Jsonl, Compression::None, total, &chunks)?;
-    let segments = segments(&chunks)?;
+    let [undescribed, described] = [false, true].map(|described| segments(&chunks, described));
+    let (undescribed, described) = (undescribed?, described?);
+    let trust = Arc::<Trust>::default();
+    let packed = decode_segments(&request, described.clone(), &budget, &trust)?;
+    let packed = self::chunks(&request, &packed);
+    anyhow::ensure!(
+        encode(Format::Jsonl, Compression::None, total, &packed)?.len() == lines.len(),
+        "compressed segments make other lines"
+    );
 
     let floor = median(|| zstd_alone(&lines))?;
     let rows = [
@@ -61,9 +61,26 @@ fn main() -> Result<()> {
             })?,
         ),
         (
-            "read the same as segments",
+            "decompress its segments",
             median(|| {
-                black_box(decode_segments(&request, &segments, &budget)?);
+                black_box(decode_segments(
+                    &request,
+                    undescribed.clone(),
+                    &budget,
+                    &trust,
+                )?);
+                Ok(())
+            })?,
+        ),
+        (
+            "take its segments in as they are",
+            median(|| {
+                black_box(decode_segments(
+                    &request,
+                    described.clone(),
+                    &budget,
+                    &trust,
+                )?);
                 Ok(())
             })?,
         ),
@@ -85,12 +102,20 @@ fn main() -> Result<()> {
             timed(Format::Jsonl, Compression::Zstd, total, &chunks)?,
         ),
         (
+            "the same from segments",
+            timed(Format::Jsonl, Compression::Zstd, total, &packed)?,
+        ),
+        (
             "build JSONL, gzip",
             timed(Format::Jsonl, Compression::Gzip, total, &chunks)?,
         ),
         (
             "build Parquet, zstd",
             timed(Format::Parquet, Compression::Zstd, total, &chunks)?,
+        ),
+        (
+            "the same from segments",
+            timed(Format::Parquet, Compression::Zstd, total, &packed)?,
         ),
         (
             "build Parquet, snappy",
@@ -104,7 +129,7 @@ fn main() -> Result<()> {
         PARTITIONS * RECORDS
     );
     println!(
-        "{:<30} {:>9} {:>9} {:>12}",
+        "{:<33} {:>9} {:>9} {:>12}",
         "step", "ms", "MB/s", "over zstd"
     );
     let mut record = Vec::new();
@@ -112,7 +137,7 @@ fn main() -> Result<()> {
         let ratio = took.as_secs_f64() / floor.as_secs_f64();
         let rate = megabytes / took.as_secs_f64();
         println!(
-            "{step:<30} {:>9.1} {rate:>9.0} {ratio:>12.2}",
+            "{step:<33} {:>9.1} {rate:>9.0} {ratio:>12.2}",
             took.as_secs_f64() * 1e3
         );
         record.push(json!({"step": step, "ms": took.as_secs_f64() * 1e3, "overZstd": ratio}));
@@ -180,40 +205,62 @@ fn answer() -> (FetchRequest, Bytes) {
     (request, body.into())
 }
 
-/// The same answer as a broker that sends its segments gives it.
-fn segments(chunks: &[(Arc<str>, Chunk)]) -> Result<Vec<u8>> {
+/// The same answer as a broker that sends its segments gives it, with or without descriptions of them.
+fn segments(chunks: &[(Arc<str>, Chunk)], with_descriptions: bool) -> Result<Bytes> {
     let mut compressor = Compressor::new(1)?;
     compressor.set_parameter(CParameter::ChecksumFlag(true))?;
-    let mut body = b"QSEG\x01".to_vec();
+    let mut body = b"QSEG\x03".to_vec();
     body.extend((chunks.len() as u32).to_le_bytes());
     for (partition, chunk) in chunks {
         for name in ["orders", partition] {
             body.extend((name.len() as u16).to_le_bytes());
             body.extend(name.as_bytes());
         }
-        body.extend((chunk.records().len() as i64).to_le_bytes());
+        body.extend(i64::from(chunk.range.len() as u32).to_le_bytes());
         body.extend(0_i64.to_le_bytes());
-        for records in chunk.records().chunks(SEGMENT) {
+        body.extend([0; 16]);
+        for start in chunk.range.clone().step_by(SEGMENT) {
+            let records = chunk.part(start..chunk.range.end.min(start + SEGMENT as u32));
             let mut content = vec![1];
-            for record in records {
-                let id = chunk.batch.transaction_id(record);
-                let payload = chunk.batch.payload(record);
+            records.each(&mut Unpacked::default(), |record| {
+                let (id, payload) = (record.transaction_id, record.payload);
                 content.extend((id.len() as u32 + 2).to_le_bytes());
                 content.extend((payload.len() as u32).to_le_bytes());
                 content.extend([b"\"", id, b"\"", payload].concat());
+                Ok::<_, Damaged>(())
+            })?;
+            let mut block = compressor.compress(&content)?;
+            if with_descriptions {
+                let checksum = crc32c(&block).to_le_bytes();
+                let head = b"\x5a\x2a\x4d\x18\x0a\0\0\0\x01\0\0\0\0\0";
+                block.splice(..0, head.iter().copied().chain(checksum));
             }
-            let block = compressor.compress(&content)?;
+            let first = records.first().context("a segment has records")?;
             body.push(1);
-            body.extend(records[0].offset.to_le_bytes());
-            body.extend(records[0].ts.0.to_le_bytes());
-            body.extend((records.len() as u32).to_le_bytes());
+            body.extend(first.offset.to_le_bytes());
+            body.extend(first.ts.0.to_le_bytes());
+            body.extend((records.range.len() as u32).to_le_bytes());
             body.extend((content.len() as u32).to_le_bytes());
             body.extend((block.len() as u32).to_le_bytes());
             body.extend(block);
         }
         body.extend([0, 0]);
     }
-    Ok(body)
+    Ok(body.into())
+}
+
+/// The chunks of an answer to `request`.
+fn chunks(request: &FetchRequest, answer: &FetchAnswer) -> Vec<(Arc<str>, Chunk)> {
+    let all = Chunk::whole(&answer.batch);
+    let entries = request.entries.iter().zip(&answer.entries);
+    entries
+        .map(|(asked, entry)| {
+            (
+                Arc::clone(&asked.partition),
+                all.part(entry.records.clone()),
+            )
+        })
+        .collect()
 }
 
 fn encode(
