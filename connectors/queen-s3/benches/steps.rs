@@ -231,8 +231,8 @@ fn segments(chunks: &[(Arc<str>, Chunk)], with_descriptions: bool) -> Result<Byt
             })?;
             let mut block = compressor.compress(&content)?;
             if with_descriptions {
-                let checksum = crc32c(&block).to_le_bytes();
                 let head = b"\x5a\x2a\x4d\x18\x0a\0\0\0\x01\0\0\0\0\0";
+                let checksum = crc32c(&[&head[8..], &block].concat()).to_le_bytes();
                 block.splice(..0, head.iter().copied().chain(checksum));
             }
             let first = records.first().context("a segment has records")?;

@@ -2,7 +2,7 @@
 //! of what is in it.
 //!
 //! ```text
-//! description: u32 0x184D2A5A | u32 10 | u8 1 | u8 ids | u32 empty payloads | u32 CRC-32C of the frame
+//! description: u32 0x184D2A5A | u32 10 | u8 1 | u8 ids | u32 empty payloads | u32 CRC-32C
 //! frame's content: u8 1 | per record: u32 id length, u32 payload length, id, payload
 //! ```
 //!
@@ -12,13 +12,14 @@
 //!
 //! The description is a skippable frame, which every zstd decoder passes over. Who has it knows that
 //! the block is whole and how long the records' texts are together, and need not decompress it before
-//! they are wanted: `ids` is 0 where no id has an escape, 1 where some may. A block may come without
-//! one, as those do that were stored before there were any.
+//! they are wanted: `ids` is 0 where no id has an escape, 1 where some may; the checksum is that of the
+//! six bytes before it and the frame behind it. A block may come without a description, as those do that
+//! were stored before there were any.
 
 use std::cell::RefCell;
 use std::io::Cursor;
 
-use crc32c::crc32c;
+use crc32c::{crc32c, crc32c_append};
 use memchr::memchr;
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::{CParameter, compress_bound};
@@ -160,13 +161,13 @@ impl BlockWriter {
         compress(&self.raw, &mut block)?;
         let mut block = block.into_inner();
         let (description, frame) = block.split_at_mut(DESCRIPTION_BYTES);
-        let parts: [&[u8]; 6] = [
+        let [a, b, c, d] = self.empty_payloads.to_le_bytes();
+        let told = [DESCRIPTION_LAYOUT, u8::from(self.escapes), a, b, c, d];
+        let parts: [&[u8]; 4] = [
             &DESCRIPTION,
             &(DESCRIBED as u32).to_le_bytes(),
-            &[DESCRIPTION_LAYOUT],
-            &[u8::from(self.escapes)],
-            &self.empty_payloads.to_le_bytes(),
-            &crc32c(frame).to_le_bytes(),
+            &told,
+            &crc32c_append(crc32c(&told), frame).to_le_bytes(),
         ];
         description.copy_from_slice(&parts.concat());
         Ok(block)
@@ -381,7 +382,8 @@ mod tests {
             let block = block(records);
             let (description, frame) = block.bytes.split_at(DESCRIPTION_BYTES);
             assert_eq!(frame_of(&block.bytes), frame);
-            assert_eq!(description[14..], crc32c(frame).to_le_bytes());
+            let told = [&description[8..14], frame].concat();
+            assert_eq!(description[14..], crc32c(&told).to_le_bytes());
             description[..14].to_vec()
         };
         let head = *b"\x5a\x2a\x4d\x18\x0a\0\0\0\x01";

@@ -64,6 +64,11 @@ async fn who_asks_for_segments_gets_the_blocks_as_they_are_stored() {
     assert!(answer.windows(refused.len()).any(|bytes| bytes == refused));
     assert!(answer.ends_with(b"\0\x13OFFSET_OUT_OF_RANGE"));
 
+    let (_, described) = fixture
+        .fetch_as("application/vnd.queen.segments;version=3", body)
+        .await;
+    assert!(described.starts_with(b"QSEG\x03\x02\0\0\0\x01\0q\x01\0p"));
+
     let session = fixture.session().await;
     let sql = "SELECT base_offset, records, raw_bytes, block FROM queen.segments ORDER BY 1";
     let stored = session.query(sql, &[]).await.unwrap();
@@ -74,14 +79,18 @@ async fn who_asks_for_segments_gets_the_blocks_as_they_are_stored() {
             row.get::<_, i32>(2),
             row.get::<_, &[u8]>(3),
         );
-        let mut expected = records.to_le_bytes().to_vec();
-        expected.extend_from_slice(&raw_bytes.to_le_bytes());
-        expected.extend_from_slice(&(block.len() as u32).to_le_bytes());
-        expected.extend_from_slice(block);
-        let found = answer
-            .windows(expected.len())
-            .any(|bytes| bytes == expected);
-        assert!(found, "the segment of offset {}", row.get::<_, i64>(0));
+        // Descriptions are for those who know of them.
+        let frame = block.strip_prefix(b"\x5a\x2a\x4d\x18\x0a\0\0\0").unwrap();
+        for (answer, block) in [(&described, block), (&answer, &frame[10..])] {
+            let mut expected = records.to_le_bytes().to_vec();
+            expected.extend_from_slice(&raw_bytes.to_le_bytes());
+            expected.extend_from_slice(&(block.len() as u32).to_le_bytes());
+            expected.extend_from_slice(block);
+            let found = answer
+                .windows(expected.len())
+                .any(|bytes| bytes == expected);
+            assert!(found, "the segment of offset {}", row.get::<_, i64>(0));
+        }
     }
 }
 
@@ -410,7 +419,7 @@ async fn a_damaged_segment_is_reported_where_it_lies_and_never_skipped() {
     let session = fixture.session().await;
     session
         .batch_execute(
-            "UPDATE queen.segments SET block = set_byte(block, 12, get_byte(block, 12) # 255)
+            "UPDATE queen.segments SET block = set_byte(block, 30, get_byte(block, 30) # 255)
              WHERE base_offset = 1",
         )
         .await
@@ -435,7 +444,7 @@ async fn a_damaged_segment_ends_the_long_poll_of_who_waits_for_more_bytes() {
             .batch_execute(
                 "CREATE FUNCTION damage() RETURNS trigger LANGUAGE plpgsql AS $$
                  BEGIN
-                     NEW.block := set_byte(NEW.block, 12, get_byte(NEW.block, 12) # 255);
+                     NEW.block := set_byte(NEW.block, 30, get_byte(NEW.block, 30) # 255);
                      RETURN NEW;
                  END $$;
                  CREATE TRIGGER damage BEFORE INSERT ON queen.segments

@@ -5,11 +5,11 @@
 //! is read while it is in the processor's caches.
 //!
 //! ```text
-//! description: u32 0x184D2A5A | u32 10 | u8 1 | u8 ids | u32 empty payloads | u32 CRC-32C of the frame
+//! description: u32 0x184D2A5A | u32 10 | u8 1 | u8 ids | u32 empty payloads | u32 CRC-32C
 //! ```
 //!
 //! It stands before the block's zstd frame and is a skippable frame by itself; `ids` is 0 where none of the
-//! transaction ids has an escape.
+//! transaction ids has an escape. The checksum is that of the six bytes before it and the frame.
 
 use std::cell::RefCell;
 use std::io::Cursor;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use crc32c::crc32c;
+use crc32c::{crc32c, crc32c_append};
 use serde_json::value::RawValue;
 use thiserror::Error;
 use zstd::zstd_safe::{DCtx, get_frame_content_size};
@@ -64,13 +64,15 @@ impl Trust {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Description {
     pub(super) empty_payloads: u32,
+    /// Checksum of what it says.
+    told: u32,
     checksum: u32,
 }
 
 impl Description {
-    /// Whether `frame` is the one that is described.
+    /// Whether it is whole and `frame` the one that is described.
     pub(super) fn is_of(&self, frame: &[u8]) -> bool {
-        crc32c(frame) == self.checksum
+        crc32c_append(self.told, frame) == self.checksum
     }
 }
 
@@ -85,6 +87,7 @@ pub(super) fn described(block: &[u8]) -> (Option<Description>, &[u8]) {
     };
     let description = Description {
         empty_payloads: u32::from_le_bytes([a, b, c, d]),
+        told: crc32c(&[layout, ids, a, b, c, d]),
         checksum: u32::from_le_bytes([e, f, g, h]),
     };
     let known = (layout, ids) == (DESCRIPTION_LAYOUT, PLAIN_IDS);

@@ -38,10 +38,9 @@ pub(crate) fn compressed(content: &[u8]) -> Vec<u8> {
 
 /// `frame` behind a description with these figures, and a checksum that is right.
 pub(crate) fn described(ids: u8, empty_payloads: u32, frame: &[u8]) -> Vec<u8> {
-    let mut block = b"\x5a\x2a\x4d\x18\x0a\0\0\0\x01".to_vec();
-    block.push(ids);
-    block.extend_from_slice(&empty_payloads.to_le_bytes());
-    block.extend_from_slice(&crc32c(frame).to_le_bytes());
-    block.extend_from_slice(frame);
-    block
+    let [a, b, c, d] = empty_payloads.to_le_bytes();
+    let told = [1, ids, a, b, c, d];
+    let checksum = crc32c(&[&told, frame].concat());
+    let head = b"\x5a\x2a\x4d\x18\x0a\0\0\0";
+    [head, &told[..], &checksum.to_le_bytes(), frame].concat()
 }

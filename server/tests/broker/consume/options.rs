@@ -233,7 +233,7 @@ impl Probe<'_> {
                          JOIN queen.segments s ON s.partition_id = p.id WHERE q.name = $1",
                     )
                     .await;
-                let plain = block.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]);
+                let plain = crate::encryption::is_plain(&block);
                 plain != value.as_bool().unwrap()
             }
             Sign::Age | Sign::SettledAge => {

@@ -14,10 +14,9 @@ pub fn described<'a>(
         escapes |= u8::from(id.contains('\\'));
         empty += u32::from(payload.is_empty());
     }
-    let mut block = b"\x5a\x2a\x4d\x18\x0a\0\0\0\x01".to_vec();
-    block.push(escapes);
-    block.extend_from_slice(&empty.to_le_bytes());
-    block.extend_from_slice(&crc32c(told).to_le_bytes());
-    block.extend_from_slice(frame);
-    block
+    let [a, b, c, d] = empty.to_le_bytes();
+    let said = [1, escapes, a, b, c, d];
+    let checksum = crc32c(&[&said, told].concat());
+    let head = b"\x5a\x2a\x4d\x18\x0a\0\0\0";
+    [head, &said[..], &checksum.to_le_bytes(), frame].concat()
 }
