@@ -1,0 +1,95 @@
+//! That no step of the sink becomes dearer beside the one that cannot be avoided, compressing the lines.
+//!
+//! What is compared are processor times of one process in one run: how fast the machine is cancels out. The
+//! bounds are those of the build that the tests run, in which the sink's own code is not optimized and the
+//! compressor is a little.
+
+#[path = "../benches/steps/work.rs"]
+mod work;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use queen_s3::encode::record_bytes;
+use queen_s3::lake::{Compression, Format};
+use queen_s3::memory::MemoryBudget;
+use queen_s3::record::{Chunk, Trust, decode_fetch, decode_segments};
+use rustix::time::{ClockId, clock_gettime};
+
+use work::{PARTITIONS, RECORDS, answer, chunks, encode, segments, zstd_alone};
+
+/// Times that each step is taken; the least counts, because whatever else runs only adds.
+const REPETITIONS: usize = 3;
+
+type Step<'a> = Box<dyn Fn() -> Result<()> + 'a>;
+
+/// Processor time of all threads of this process.
+fn spent() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+fn least(steps: &[Step<'_>]) -> Result<Vec<f64>> {
+    let mut least = vec![f64::MAX; steps.len()];
+    for _ in 0..REPETITIONS {
+        for (step, least) in steps.iter().zip(&mut least) {
+            let before = spent();
+            step()?;
+            *least = least.min((spent() - before).as_secs_f64());
+        }
+    }
+    Ok(least)
+}
+
+#[test]
+fn no_step_costs_more_beside_the_compressor_than_it_should() -> Result<()> {
+    let (request, body) = answer();
+    let budget = MemoryBudget::new(usize::MAX);
+    let open = chunks(&request, &decode_fetch(&request, body.clone(), &budget)?);
+    let described = segments(&open, true)?;
+    let undescribed = segments(&open, false)?;
+    let trust = Arc::<Trust>::default();
+    let packed = decode_segments(&request, described.clone(), &budget, &trust)?;
+    let packed = chunks(&request, &packed);
+    let records: usize = packed.iter().map(|(_, chunk)| chunk.range.len()).sum();
+    assert_eq!(records, PARTITIONS * RECORDS);
+    let total = |chunks: &[(Arc<str>, Chunk)]| {
+        let lengths = chunks.iter().map(|(name, chunk)| record_bytes(name, chunk));
+        lengths.sum::<u64>()
+    };
+    let lines = encode(Format::Jsonl, Compression::None, total(&open), &open)?;
+    let build = |format, compression| {
+        let chunks = &packed;
+        encode(format, compression, total(chunks), chunks).map(drop)
+    };
+    let read = |body| decode_segments(&request, body, &budget, &trust).map(drop);
+    let steps: [Step<'_>; 6] = [
+        Box::new(|| zstd_alone(&lines)),
+        Box::new(|| {
+            decode_fetch(&request, body.clone(), &budget)?;
+            Ok(())
+        }),
+        Box::new(|| Ok(read(undescribed.clone())?)),
+        Box::new(|| Ok(read(described.clone())?)),
+        Box::new(|| build(Format::Jsonl, Compression::Zstd)),
+        Box::new(|| build(Format::Parquet, Compression::Zstd)),
+    ];
+    let least = least(&steps)?;
+    let bounds = [
+        ("scanning JSON", 1.8),
+        ("decompressing segments", 1.7),
+        ("taking segments in as they are", 0.05),
+        ("JSON lines from segments", 3.2),
+        ("Parquet from segments", 3.6),
+    ];
+    for ((step, bound), took) in bounds.into_iter().zip(&least[1..]) {
+        let ratio = took / least[0];
+        println!("{step}: {ratio:.3} of zstd");
+        assert!(
+            ratio <= bound,
+            "{step} costs {ratio:.3} of zstd, and may cost {bound}"
+        );
+    }
+    Ok(())
+}
