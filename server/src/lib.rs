@@ -12,6 +12,7 @@ pub mod http;
 pub mod kv;
 pub mod limits;
 pub mod log;
+pub mod logging;
 pub mod metrics;
 pub mod name;
 pub mod queue;

@@ -1,6 +1,6 @@
 //! The broker process.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -8,10 +8,10 @@ use anyhow::Context;
 use private_postgres::{Options, PrivatePostgres};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 use queen::broker::Running;
-use queen::config::{Config, LogFormat, VARIABLES};
+use queen::config::{Config, VARIABLES};
+use queen::logging;
 
 /// Where `--dev` keeps its own PostgreSQL.
 const DEV_DIR: &str = ".queen";
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_CONFIGURATION);
         }
     };
-    if let Err(error) = start_log(&config) {
+    if let Err(error) = logging::start(&config) {
         eprintln!("RUST_LOG: {error}");
         return ExitCode::from(EXIT_CONFIGURATION);
     }
@@ -95,18 +95,6 @@ fn help() -> String {
             )
         })
         .collect()
-}
-
-fn start_log(config: &Config) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&config.log_filter)?;
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
-    match config.log_format {
-        LogFormat::Json => builder.json().init(),
-        LogFormat::Human => builder.with_ansi(std::io::stderr().is_terminal()).init(),
-    }
-    Ok(())
 }
 
 fn run(mut config: Config, dev: bool) -> anyhow::Result<()> {

@@ -18,6 +18,7 @@ use queen_s3::limits::PART_BYTES;
 use queen_s3::memory::MemoryBudget;
 use queen_s3::observe::boot_line::BootLine;
 use queen_s3::observe::logging::{self, fatal};
+use queen_s3::observe::one_line::OneLine;
 use queen_s3::observe::server::{self, Observed};
 use queen_s3::observe::status::Status;
 use queen_s3::ownership::Owner;
@@ -79,7 +80,7 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            eprintln!("queen-s3: {error}");
+            eprintln!("queen-s3: {}", OneLine(error));
             return Exit::Configuration.into();
         }
         Ok(Command::Run) => start(boot).map(|()| Exit::Drained),
@@ -102,7 +103,7 @@ where
 {
     let config = Config::from_environment().map_err(|problems| {
         for problem in &problems {
-            eprintln!("queen-s3: {problem}");
+            eprintln!("queen-s3: {}", OneLine(problem));
         }
         let text = match problems.len() {
             1 => "the configuration has a problem, see above".to_owned(),
@@ -349,14 +350,15 @@ async fn adopt(config: Config, queue: String) -> Result<Exit, Failure> {
             };
             Failure::new(exit, format!("{queue} was not adopted: {error}"))
         })?;
-    say(&format!(
+    let adopted = format!(
         "adopted: the commit pointer {} of queue {queue} is at window {}, tEnd {} ({}), lineage {}",
         lake.keys.committed(),
         pointer.k,
         pointer.t_end,
         Micros(pointer.t_end),
         pointer.lineage.as_deref().unwrap_or("none")
-    ));
+    );
+    say(&OneLine(adopted).to_string());
     Ok(Exit::Drained)
 }
 

@@ -556,6 +556,29 @@ async fn a_json_log_is_one_object_a_line() {
     }
 }
 
+#[tokio::test]
+async fn no_name_of_a_queue_writes_a_line_of_its_own_into_the_log() {
+    let queen = server(|_, uri| match uri.path() {
+        "/api/v1/resources/queues" => {
+            r#"{"queues":[{"name":"a\n2026 ERROR forged\u001b[2J"}]}"#.into_response()
+        }
+        _ => only_safe_time(Method::POST, uri),
+    })
+    .await;
+    let sink = Sink::new()
+        .with("QUEEN_URL", &queen)
+        .with("QUEEN_S3_QUEUES", "*")
+        .with("QUEEN_S3_ENDPOINT", &empty_bucket().await)
+        .with("RUST_LOG", "queen_s3=trace");
+    let mut running = Running::new(&sink, &[]);
+    let line = running.line("forged").await;
+    assert!(line.contains(r"a\n2026 ERROR forged\u{1b}[2J"), "{line}");
+    running.signal(Signal::TERM);
+    let (_, _, stderr) = running.ends().await;
+    let forged = stderr.contains('\x1b') || stderr.contains("\n2026 ERROR");
+    assert!(!forged, "{stderr}");
+}
+
 /// A Queen that grants the first lease and never finishes another key/value answer.
 async fn stalling_queen() -> String {
     let batches = Arc::new(AtomicUsize::new(0));

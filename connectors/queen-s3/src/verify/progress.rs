@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::report::QueueReport;
 use super::store::Store;
 use crate::limits::MIB;
+use crate::observe::one_line::OneLine;
 
 /// A check's progress on a terminal.
 #[derive(Debug)]
@@ -47,8 +48,9 @@ impl Progress {
         // Nothing is lost when a terminal does not take a line of progress.
         let _ = write!(
             stderr(),
-            "\r\x1b[K{queue}: window {windows} of {newest}, {records} records, {mib} MiB read, \
-             {findings} findings"
+            "\r\x1b[K{}: window {windows} of {newest}, {records} records, {mib} MiB read, \
+             {findings} findings",
+            OneLine(queue)
         );
     }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::finding::Finding;
+use crate::observe::one_line::OneLine;
 use crate::time::Micros;
 
 /// What a check of a lake came to.
@@ -123,8 +124,9 @@ impl fmt::Display for QueueReport {
         } = self;
         write!(
             f,
-            "{queue}: {windows} windows, {objects} objects, {records} records, {bytes} bytes, \
-             {partitions} partitions"
+            "{}: {windows} windows, {objects} objects, {records} records, {bytes} bytes, \
+             {partitions} partitions",
+            OneLine(queue)
         )?;
         if let (Some(from), Some(end)) = (self.from, self.t_end) {
             write!(f, ", [{}, {})", Micros(from), Micros(end))?;
@@ -137,7 +139,7 @@ impl fmt::Display for QueueReport {
         }
         writeln!(f)?;
         for note in &self.notes {
-            writeln!(f, "  note: {}", note.text)?;
+            writeln!(f, "  note: {}", OneLine(&note.text))?;
         }
         for finding in &self.findings {
             write!(f, "  {}", finding.kind)?;
@@ -150,9 +152,9 @@ impl fmt::Display for QueueReport {
             if let Some(offset) = finding.offset {
                 write!(f, ", offset {offset}")?;
             }
-            writeln!(f, ": {}", finding.text)?;
+            writeln!(f, ": {}", OneLine(&finding.text))?;
             if let Some(key) = &finding.key {
-                writeln!(f, "    key: {key}")?;
+                writeln!(f, "    key: {}", OneLine(key))?;
             }
             writeln!(f, "    do: {}", finding.advice)?;
         }
@@ -161,5 +163,37 @@ impl fmt::Display for QueueReport {
             writeln!(f, "  and {unnamed} findings more")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Kind;
+    use super::*;
+
+    #[test]
+    fn no_name_and_no_text_of_the_bucket_writes_a_line_of_its_own() {
+        let hostile = "a\nclean: the lake is whole\x1b[2J";
+        let mut finding = Finding::new(Kind::MissingObject, hostile);
+        finding.key = Some(hostile.to_owned());
+        finding.partition = Some(hostile.to_owned());
+        let queue = QueueReport {
+            queue: hostile.to_owned(),
+            findings_total: 1,
+            findings: vec![finding],
+            notes: vec![Note {
+                window: None,
+                key: None,
+                text: hostile.to_owned(),
+            }],
+            ..QueueReport::default()
+        };
+        let text = Report::new("queen", "default", vec![queue]).to_string();
+        assert!(!text.contains('\x1b'), "{text}");
+        assert!(
+            text.lines().all(|line| !line.starts_with("clean")),
+            "{text}"
+        );
+        assert_eq!(text.matches(r"a\nclean: the lake").count(), 5, "{text}");
     }
 }
