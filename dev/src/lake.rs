@@ -1,20 +1,23 @@
-//! Reads a lake from the folder that holds it, by the lake reference alone: nothing here comes
-//! from the sink's code.
+//! Reads a lake from the folder that holds it or its copy, by the lake reference alone: nothing
+//! here comes from the sink's code.
 
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::bucket_copy::BucketCopy;
 use crate::parquet;
 
-/// One sink's lake in a bucket that is a folder.
+/// One sink's lake in a bucket that is a folder, or is copied to one whenever the lake is read.
 #[derive(Debug, Clone)]
 pub struct Lake {
     bucket: PathBuf,
+    copy: Option<Arc<BucketCopy>>,
     prefix: String,
     sink: String,
 }
@@ -53,17 +56,26 @@ impl Lake {
     pub fn new(bucket: &Path, prefix: &str, sink: &str) -> Self {
         Self {
             bucket: bucket.to_path_buf(),
+            copy: None,
             prefix: prefix.into(),
             sink: sink.into(),
         }
     }
 
-    /// The folder with the data of all queues.
+    /// The lake of `sink` under `prefix` in the bucket that is copied.
+    pub(crate) fn copied(copy: Arc<BucketCopy>, prefix: &str, sink: &str) -> Self {
+        Self {
+            copy: Some(Arc::clone(&copy)),
+            ..Self::new(copy.folder(), prefix, sink)
+        }
+    }
+
+    /// The folder with the data of all queues. A copy is as of the last read of this lake.
     pub fn folder(&self) -> PathBuf {
         self.bucket.join(&self.prefix).join(&self.sink)
     }
 
-    /// The folder that is the bucket.
+    /// The folder that stands for the bucket.
     pub fn bucket(&self) -> &Path {
         &self.bucket
     }
@@ -84,11 +96,7 @@ impl Lake {
 
     /// The window manifests of `queue`, by window number.
     pub fn manifests(&self, queue: &str) -> Result<Vec<serde_json::Value>> {
-        let folder = self
-            .bucket
-            .join(&self.prefix)
-            .join("_queen")
-            .join(&self.sink);
+        let folder = self.bucket.join(self.sidecars());
         self.read_all(&folder.join(encode_name(queue)).join("windows"))?
             .iter()
             .map(|object| serde_json::from_slice(&object.bytes).context(object.key.clone()))
@@ -109,8 +117,23 @@ impl Lake {
         Ok(records)
     }
 
+    /// Where the sidecars of all queues are.
+    fn sidecars(&self) -> String {
+        format!("{}/_queen/{}/", self.prefix, self.sink)
+    }
+
+    /// Brings a copy up to date: sidecars first, so that no manifest is newer than the objects.
+    fn refresh(&self) -> Result<()> {
+        let Some(copy) = &self.copy else {
+            return Ok(());
+        };
+        let data = format!("{}/{}/", self.prefix, self.sink);
+        copy.refresh(&[self.sidecars(), data])
+    }
+
     /// Every file under `folder`, by key. A folder that is not there holds nothing.
     fn read_all(&self, folder: &Path) -> Result<Vec<LakeObject>> {
+        self.refresh()?;
         let mut objects = Vec::new();
         let mut open = vec![folder.to_path_buf()];
         while let Some(folder) = open.pop() {

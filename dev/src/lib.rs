@@ -7,6 +7,7 @@
 
 mod binaries;
 mod broker;
+mod bucket_copy;
 mod check;
 mod client;
 pub mod events;
@@ -21,6 +22,7 @@ mod process;
 mod s3;
 mod sink;
 mod stack;
+mod store;
 
 pub use binaries::{broker_binary, python, sink_binary};
 pub use broker::{Broker, BrokerOptions};
@@ -36,3 +38,4 @@ pub use process::{Process, eventually};
 pub use s3::S3Server;
 pub use sink::{Metrics, Sink, SinkOptions, verify};
 pub use stack::{Stack, StackOptions};
+pub use store::{Store, StoreKind};

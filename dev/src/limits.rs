@@ -18,9 +18,6 @@ pub const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// How long a check of a whole lake may take.
 pub const VERIFY_LIMIT: Duration = Duration::from_secs(120);
 
-/// How long the copy of a bucket may take.
-pub const EXPORT_LIMIT: Duration = Duration::from_secs(120);
-
 /// Log lines kept in memory per process. The file keeps all of them.
 pub const LOG_LINES: usize = 10_000;
 

@@ -18,13 +18,14 @@ use s3s_fs::FileSystem;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 
+use crate::lake::Lake;
 use crate::limits::{POLL, REBIND_LIMIT};
 
-/// An S3 server whose buckets are the folders in its root. Dropping it stops it and leaves the
-/// folder.
+/// An S3 server whose bucket is a folder in its root. Dropping it stops it and leaves the folder.
 #[derive(Debug)]
 pub struct S3Server {
     root: PathBuf,
+    bucket: String,
     address: SocketAddr,
     access_key: String,
     secret_key: String,
@@ -34,7 +35,7 @@ pub struct S3Server {
 }
 
 impl S3Server {
-    /// The region to sign with; the server takes any.
+    /// The region to sign with; either server takes any.
     pub const REGION: &str = "us-east-1";
 
     /// Serves `root` on a free loopback port and makes `bucket` in it.
@@ -43,6 +44,7 @@ impl S3Server {
         std::fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
         let mut server = Self {
             root: root.to_path_buf(),
+            bucket: bucket.into(),
             address: (Ipv4Addr::LOCALHOST, 0).into(),
             access_key: "dev-access-key".into(),
             secret_key: "dev-secret-key-never-in-a-log".into(),
@@ -73,9 +75,16 @@ impl S3Server {
         &self.secret_key
     }
 
-    /// The folder whose folders are the buckets.
-    pub fn root(&self) -> &Path {
-        &self.root
+    /// The lake of `sink` under `prefix`.
+    pub fn lake(&self, prefix: &str, sink: &str) -> Lake {
+        Lake::new(&self.root.join(&self.bucket), prefix, sink)
+    }
+
+    /// Puts `content` under `key`, as somebody else may.
+    pub fn put(&self, key: &str, content: Vec<u8>) -> Result<()> {
+        let file = self.root.join(&self.bucket).join(key);
+        std::fs::create_dir_all(file.parent().unwrap_or(&self.root))?;
+        std::fs::write(&file, content).with_context(|| format!("write {}", file.display()))
     }
 
     /// Lets every request from now on wait this long before it is served, as a store far away does.

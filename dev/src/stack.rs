@@ -11,6 +11,7 @@ use crate::client::BrokerClient;
 use crate::lake::Lake;
 use crate::s3::S3Server;
 use crate::sink::{Sink, SinkOptions};
+use crate::store::{Store, StoreKind};
 
 /// How to start a stack.
 #[derive(Debug, Clone, Default)]
@@ -20,6 +21,8 @@ pub struct StackOptions {
     pub dir: Option<PathBuf>,
     /// The broker's own.
     pub broker: BrokerOptions,
+    /// Which S3 server it has.
+    pub store: StoreKind,
 }
 
 /// A database, an S3 server and a broker. Sinks are started on it one by one.
@@ -30,7 +33,7 @@ pub struct Stack {
     /// The broker.
     pub broker: Broker,
     /// The S3 server.
-    pub s3: S3Server,
+    pub s3: Store,
     /// The database.
     pub postgres: PrivatePostgres,
     dir: PathBuf,
@@ -66,7 +69,8 @@ impl Stack {
             let start = || PrivatePostgres::start(Options::throwaway());
             anyhow::Ok(tokio::task::spawn_blocking(start).await??)
         };
-        let (postgres, s3) = tokio::try_join!(database, S3Server::start(&buckets, Self::BUCKET))?;
+        let store = Store::start(options.store, &buckets, &logs, Self::BUCKET);
+        let (postgres, s3) = tokio::try_join!(database, store)?;
         let broker = Broker::start(options.broker, &postgres, &logs).await?;
         Ok(Self {
             broker,
@@ -89,7 +93,7 @@ impl Stack {
 
     /// The lake of the sink `name`.
     pub fn lake(&self, name: &str) -> Lake {
-        Lake::new(&self.s3.root().join(Self::BUCKET), Self::PREFIX, name)
+        self.s3.lake(Self::PREFIX, name)
     }
 
     /// Starts a sink between this broker and this bucket. Its log is named after its instance.

@@ -17,16 +17,3 @@ async fn refuses_a_request_without_a_signature() -> Result<()> {
     assert_eq!(unsigned(&server).await, Some(403));
     Ok(())
 }
-
-#[tokio::test]
-async fn answers_nobody_while_stopped_and_comes_back_on_the_same_port() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let mut server = S3Server::start(folder.path(), "lake").await?;
-    let endpoint = server.endpoint();
-    server.stop().await;
-    assert_eq!(unsigned(&server).await, None);
-    server.start_again().await?;
-    assert_eq!(server.endpoint(), endpoint);
-    assert_eq!(unsigned(&server).await, Some(403));
-    Ok(())
-}

@@ -1,10 +1,14 @@
 //! Whether a lake holds exactly what it must, judged from the bucket alone.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use queen_dev::{Lake, Ledger, WAIT, check, eventually};
 use serde_json::Value;
+
+/// How often a lake that does not hold everything yet is looked at: a look may be a copy.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// Waits until the manifests of `queue` tell of as many records as `log` has, and then holds the
 /// lake to the log: every record once, with its payload's bytes, in objects that the manifests
@@ -17,7 +21,11 @@ pub async fn settled(lake: &Lake, queue: &str, log: &Ledger) -> Result<()> {
     let told = |manifests: &[Value]| manifests.iter().filter_map(|m| m["records"].as_u64()).sum();
     let wait = eventually(WAIT, async || {
         let records: u64 = told(&lake.manifests(queue).unwrap_or_default());
-        Ok((records >= log.len() as u64).then_some(()))
+        if records >= log.len() as u64 {
+            return Ok(Some(()));
+        }
+        tokio::time::sleep(LOOK).await;
+        Ok(None)
     });
     let waited = wait.await;
     let verdict = check(log, &lake.records(queue)?);

@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use queen_dev::payloads::{in_a_line, payloads};
-use queen_dev::{Event, Lake, Ledger, SinkOptions, WAIT, encode_name, eventually, python};
+use queen_dev::{
+    Event, Lake, Ledger, SinkOptions, StoreKind, WAIT, encode_name, eventually, python,
+};
 use queen_e2e::settled;
 use serde_json::{Value, json};
 
-use crate::stack_with;
+use crate::stack_at;
 
 const QUEUE: &str = "payloads";
 
@@ -64,7 +66,17 @@ fn table(outcomes: &BTreeMap<String, BTreeMap<String, String>>) -> Result<String
 
 #[tokio::test]
 async fn every_payload_comes_back_from_every_reader_as_the_lake_reference_tells() -> Result<()> {
-    let stack = stack_with(&[QUEUE]).await?;
+    comes_back(StoreKind::S3s).await
+}
+
+/// A test of its own: readers take their time.
+#[tokio::test]
+async fn so_does_every_payload_that_went_to_moto() -> Result<()> {
+    comes_back(StoreKind::Moto).await
+}
+
+async fn comes_back(store: StoreKind) -> Result<()> {
+    let stack = stack_at(store, &[QUEUE]).await?;
     let mut sinks = Vec::new();
     for format in ["jsonl", "parquet"] {
         let mut options = SinkOptions::new(QUEUE)
@@ -137,7 +149,16 @@ const NAMES: [&str; 9] = [
 
 #[tokio::test]
 async fn every_name_comes_back_from_every_reader_whatever_keys_make_of_it() -> Result<()> {
-    let stack = stack_with(&NAMES).await?;
+    is_named(StoreKind::S3s).await
+}
+
+#[tokio::test]
+async fn so_does_every_name_at_moto() -> Result<()> {
+    is_named(StoreKind::Moto).await
+}
+
+async fn is_named(store: StoreKind) -> Result<()> {
+    let stack = stack_at(store, &NAMES).await?;
     let mut sinks = Vec::new();
     for format in ["jsonl", "parquet"] {
         let mut options = SinkOptions::new(&NAMES.join(","))

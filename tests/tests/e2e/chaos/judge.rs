@@ -28,7 +28,7 @@ pub async fn judge(stage: &mut Stage, ledger: &Ledger) -> Result<()> {
         logs.insert(queue, stage.client().read_log(queue).await?);
     }
     for (sink, queues) in Stage::lakes() {
-        let lake = stage.lake(sink).await?;
+        let lake = stage.lake(sink)?;
         for queue in queues {
             let judged = || -> Result<()> {
                 let records = lake.records(queue)?;
@@ -46,7 +46,7 @@ pub async fn judge(stage: &mut Stage, ledger: &Ledger) -> Result<()> {
             judged().with_context(|| format!("the lake {sink} of {queue}"))?;
         }
     }
-    went_up_in_parts(&stage.lake("east").await?)?;
+    went_up_in_parts(&stage.lake("east")?)?;
     let folder = stage.dir().join("logs");
     for (instance, variables) in stage.instances() {
         verify(variables, &folder, &format!("{instance}-verify"))

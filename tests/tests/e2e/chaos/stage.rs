@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use queen_dev::{
-    Broker, BrokerClient, BrokerOptions, FaultCounts, FaultProxy, Faults, Lake, Logs, Moto,
-    PostgresOptions, PrivatePostgres, S3Server, Signal, Sink, Stack, WAIT, eventually,
+    Broker, BrokerClient, BrokerOptions, FaultCounts, FaultProxy, Faults, Lake, Logs,
+    PostgresOptions, PrivatePostgres, S3Server, Signal, Sink, Stack, Store, StoreKind, WAIT,
+    eventually,
 };
 
 use super::plan::What;
@@ -31,6 +32,14 @@ const CASTS: [(&str, &str, &str); SINKS] = [
     ("east", "east-1", "clicks,mails"),
     ("west", "west-0", "*"),
 ];
+
+/// Where the objects of each sink name are.
+fn store_of(sink: &str) -> StoreKind {
+    match sink {
+        "east" => StoreKind::S3s,
+        _ => StoreKind::Moto,
+    }
+}
 
 /// Objects above this go up in parts: the least that the sink takes.
 const THRESHOLD_MB: &str = "5";
@@ -65,8 +74,8 @@ pub struct Stage {
     sinks: Vec<SinkPart>,
     nodes: Vec<NodePart>,
     links: Vec<Link>,
-    s3: S3Server,
-    moto: Moto,
+    /// One of each kind.
+    stores: Vec<(StoreKind, Store)>,
     postgres: PrivatePostgres,
     /// How often the database was back after a restart, and after a kill.
     restarts: u32,
@@ -137,8 +146,12 @@ impl Stage {
         std::fs::create_dir_all(&logs)?;
         let postgres =
             tokio::task::block_in_place(|| PrivatePostgres::start(PostgresOptions::throwaway()))?;
-        let s3 = S3Server::start(&dir.join("s3"), Stack::BUCKET).await?;
-        let moto = Moto::start(&logs, Stack::BUCKET).await?;
+        let mut stores = Vec::new();
+        for kind in StoreKind::ALL {
+            let root = dir.join(kind.to_string());
+            let store = Store::start(kind, &root, &logs, Stack::BUCKET).await?;
+            stores.push((kind, store));
+        }
         let mut links: Vec<Link> = Vec::with_capacity(LINKS);
 
         let database = SocketAddr::new(postgres.host().parse()?, postgres.port());
@@ -173,14 +186,10 @@ impl Stage {
             let name = format!("{instance} to node-{node}");
             queens.push(http(name, nodes[node].broker.address()).await?);
         }
-        let mut stores = Vec::new();
+        let mut buckets = Vec::new();
         for (name, instance, _) in CASTS {
-            let store = if name == "east" {
-                s3.address()
-            } else {
-                moto.address()
-            };
-            stores.push(http(format!("{instance} to its store"), store).await?);
+            let address = find(&stores, name)?.address();
+            buckets.push(http(format!("{instance} to its store"), address).await?);
         }
 
         for queue in QUEUES {
@@ -188,17 +197,18 @@ impl Stage {
         }
         let mut sinks = Vec::with_capacity(SINKS);
         for (number, (name, instance, queues)) in CASTS.into_iter().enumerate() {
+            let store = find(&stores, name)?;
             let mut variables: Vec<(String, String)> = [
                 ("QUEEN_URL", queens[number].as_str()),
                 ("QUEEN_S3_SINK", name),
                 ("QUEEN_S3_INSTANCE", instance),
                 ("QUEEN_S3_QUEUES", queues),
-                ("QUEEN_S3_ENDPOINT", stores[number].as_str()),
+                ("QUEEN_S3_ENDPOINT", buckets[number].as_str()),
                 ("QUEEN_S3_REGION", S3Server::REGION),
                 ("QUEEN_S3_BUCKET", Stack::BUCKET),
                 ("QUEEN_S3_PREFIX", Stack::PREFIX),
-                ("QUEEN_S3_ACCESS_KEY", s3.access_key()),
-                ("QUEEN_S3_SECRET_KEY", s3.secret_key()),
+                ("QUEEN_S3_ACCESS_KEY", store.access_key()),
+                ("QUEEN_S3_SECRET_KEY", store.secret_key()),
                 ("QUEEN_S3_PATH_STYLE", "true"),
                 ("QUEEN_S3_MAX_WINDOW_MS", "1500"),
                 ("QUEEN_S3_CHECKPOINT_EVERY", "3"),
@@ -223,8 +233,7 @@ impl Stage {
             sinks,
             nodes,
             links,
-            s3,
-            moto,
+            stores,
             postgres,
             restarts: 0,
             kills: 0,
@@ -348,17 +357,9 @@ impl Stage {
         &self.dir
     }
 
-    /// The lake of `sink`, from the folder of the one store or copied out of the other.
-    pub async fn lake(&self, sink: &str) -> Result<Lake> {
-        let root = if sink == "east" {
-            self.s3.root().to_path_buf()
-        } else {
-            let copy = self.dir.join("moto");
-            std::fs::create_dir_all(&copy)?;
-            self.moto.export(Stack::BUCKET, &copy).await?;
-            copy
-        };
-        Ok(Lake::new(&root.join(Stack::BUCKET), Stack::PREFIX, sink))
+    /// The lake of `sink`.
+    pub fn lake(&self, sink: &str) -> Result<Lake> {
+        Ok(find(&self.stores, sink)?.lake(Stack::PREFIX, sink))
     }
 
     /// What the parts went through.
@@ -405,6 +406,12 @@ impl Stage {
         ensure!(all, "not every fault met anything:\n{}", self.story());
         Ok(())
     }
+}
+
+/// The store of `sink`.
+fn find<'a>(stores: &'a [(StoreKind, Store)], sink: &str) -> Result<&'a Store> {
+    let found = stores.iter().find(|(kind, _)| *kind == store_of(sink));
+    Ok(&found.context("no such store")?.1)
 }
 
 fn told(what: &str, logs: &Logs) -> String {
