@@ -23,10 +23,11 @@ const LITTLE_RETURNED_BYTES: libc::c_int = 256 << 10;
 /// next to nothing, and what encoding frees and takes again, thousands of times, comes fresh from the
 /// system each time.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-const KEPT_BYTES: libc::c_int = 64 << 20;
-/// Heaps between which threads share out, then. Each keeps what its buffers left behind.
+const KEPT_BYTES: libc::c_int = 16 << 20;
+/// Heaps between which threads share out: with little memory, and otherwise. Each keeps what its buffers
+/// left behind.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-const HEAPS: libc::c_int = 2;
+const HEAPS: (libc::c_int, libc::c_int) = (2, 4);
 
 /// Sets the allocator up for a memory budget of so many bytes: with a small one it takes little memory
 /// rather than little time. To be called before there are threads.
@@ -38,9 +39,10 @@ pub fn set_up(budget_bytes: usize) {
         // They fail for unknown parameters and values out of bounds only; memory is then used as if
         // nothing had been asked for.
         if budget_bytes < LITTLE_MEMORY_BYTES {
-            libc::mallopt(libc::M_ARENA_MAX, HEAPS);
+            libc::mallopt(libc::M_ARENA_MAX, HEAPS.0);
             libc::mallopt(libc::M_MMAP_THRESHOLD, LITTLE_RETURNED_BYTES);
         } else {
+            libc::mallopt(libc::M_ARENA_MAX, HEAPS.1);
             libc::mallopt(libc::M_MMAP_THRESHOLD, RETURNED_BYTES);
             libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
         }

@@ -12,7 +12,7 @@ use crate::lake::checkpoint::{Checkpoint, Positions};
 use crate::limits::SIDECAR_BYTES;
 use crate::ownership::Fence;
 use crate::time::Micros;
-use crate::window::{Engine, Remembered};
+use crate::window::{Engine, Left, Remembered};
 
 /// Checkpoints that stay in the bucket.
 const KEPT: usize = 2;
@@ -20,11 +20,17 @@ const KEPT: usize = 2;
 impl Task {
     /// An engine that stands where the pointer does, with the positions of the newest checkpoint
     /// that fits, if there is one.
-    pub(super) async fn engine(&self, standing: &Standing, known: Remembered) -> Engine {
+    pub(super) async fn engine(
+        &self,
+        standing: &Standing,
+        window: Remembered,
+        left: &Left,
+    ) -> Engine {
         let committed = Micros(standing.pointer.t_end);
         let mut engine = Engine::new(self.policy(), committed);
         engine.note_named(standing.named.clone());
-        engine.recall(known);
+        engine.recall(window);
+        engine.go_on(left);
         if standing.pointer.k > 0
             && let Some(checkpoint) = self.load_checkpoint(standing).await
         {

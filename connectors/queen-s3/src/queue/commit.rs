@@ -22,7 +22,7 @@ use crate::lake::{Format, Layout, Shape};
 use crate::memory::Reservation;
 use crate::ownership::Fence;
 use crate::time::Micros;
-use crate::window::{ClosedWindow, Remembered};
+use crate::window::{ClosedWindow, Left, Remembered};
 
 impl Task {
     /// Writes a closed window when its turn has come, and moves the pointer over it. Before that its
@@ -81,7 +81,7 @@ impl Task {
                 intent,
                 // The session adds it.
                 window: Remembered::default(),
-                later: Remembered::default(),
+                left: Left::default(),
             })));
         };
         let written = self.conclude(fence, &standing, &intent, content, gaps);

@@ -47,7 +47,7 @@ use crate::observe::status::{QueueStatus, Status};
 use crate::ownership::{Claim, ClaimError, Identity, Lost, Owned, Owner};
 use crate::retry::Jitter;
 use crate::time::Micros;
-use crate::window::Remembered;
+use crate::window::{Left, Remembered};
 
 /// What every queue's task shares.
 pub struct Context {
@@ -430,13 +430,18 @@ impl Task {
                     return End::Drained;
                 }
             }
-            let (mut in_window, mut later) = (Remembered::default(), Remembered::default());
+            let (mut window, mut left) = (Remembered::default(), Left::default());
             loop {
                 if let Some(intent) = pending.take() {
-                    let known = std::mem::take(&mut in_window);
-                    match self.redo(fence, &standing, intent, known, stop).await {
+                    let had = (std::mem::take(&mut window), &left);
+                    let oversized = had.0.is_empty();
+                    match self.redo(fence, &standing, intent, had, stop).await {
                         Ok(moved) => standing = moved,
                         Err(end) => return end,
+                    }
+                    if oversized {
+                        // Some of that is in the window now.
+                        left = Left::default();
                     }
                     self.panicked.store(false, Relaxed);
                     // An intent from an older key/value store is followed by windows as well.
@@ -450,13 +455,12 @@ impl Task {
                 if !self.panicked.load(Relaxed) {
                     self.goes_on();
                 }
-                let known = std::mem::take(&mut later);
-                match self.session(fence, standing, known, stop).await {
+                match self.session(fence, standing, &left, stop).await {
                     session::Outcome::End(end) => return end,
                     session::Outcome::Redo(redo) => {
                         standing = redo.standing;
                         pending = Some(redo.intent);
-                        (in_window, later) = (redo.window, redo.later);
+                        (window, left) = (redo.window, redo.left);
                     }
                 }
             }

@@ -21,7 +21,7 @@ use crate::lake::documents::Intent;
 use crate::lake::manifest::{Manifest, OffsetRange};
 use crate::ownership::Fence;
 use crate::time::Micros;
-use crate::window::{Remembered, Unread};
+use crate::window::{Left, Remembered, Unread};
 
 /// Why one try at a redo did not end with the window.
 enum Redo {
@@ -87,14 +87,14 @@ fn all_lost(
 }
 
 impl Task {
-    /// Brings the window of `intent`, the one after `standing`, to its end. What is `known` to be in it is
-    /// named if it is not there any more.
+    /// Brings the window of `intent`, the one after `standing`, to its end. What it had before is named if
+    /// it is not there any more.
     pub(super) async fn redo(
         &self,
         fence: &Fence,
         standing: &Standing,
         intent: Intent,
-        known: Remembered,
+        window: (Remembered, &Left),
         stop: &CancellationToken,
     ) -> Result<Standing, End> {
         let queue = &self.queue;
@@ -115,7 +115,7 @@ impl Task {
         // It owns the queue, and may read for longer than a `safeTime` is shown.
         let _asking = self.context.status.asking();
         let carried = Gaps::of(&intent);
-        let mut survey = Survey::begin(self, standing, &intent, known, stop).await;
+        let mut survey = Survey::begin(self, standing, &intent, window, stop).await;
         let mut backoff = self.context.jitter.backoff();
         let mut looking = Looking::AtBytes;
         loop {

@@ -15,7 +15,7 @@ use crate::lake::Layout;
 use crate::lake::documents::Intent;
 use crate::lake::manifest::OffsetRange;
 use crate::time::Micros;
-use crate::window::{Engine, Remembered, Unread};
+use crate::window::{Engine, Left, Remembered, Unread};
 
 /// What discovery has told of the window so far. It outlives the tries at it: what one try learns
 /// of a partition is what the next one can call lost when that partition is gone.
@@ -28,7 +28,7 @@ pub(super) struct Survey<'a> {
     lost: Vec<OffsetRange>,
     /// The same of lives that have no record of the window.
     later_lost: Vec<OffsetRange>,
-    /// Whether the partitions of the window were found.
+    /// Whether partitions of the window were found, or known before.
     begun: bool,
     /// Answers, one after the other, that the queue is gone.
     absent: Option<Absence>,
@@ -55,15 +55,17 @@ pub(super) struct Found {
 }
 
 impl<'a> Survey<'a> {
-    /// A survey for the window of `intent`, the one after `standing`, of which something is `known`.
+    /// A survey for the window of `intent`, the one after `standing`, which had these records before, by
+    /// a session that `left` something.
     pub(super) async fn begin(
         task: &'a Task,
         standing: &Standing,
         intent: &Intent,
-        known: Remembered,
+        (window, left): (Remembered, &Left),
         stop: &'a CancellationToken,
     ) -> Self {
-        let engine = task.engine(standing, known).await;
+        let begun = !window.is_empty();
+        let engine = task.engine(standing, window, left).await;
         let each = intent.layout == Layout::PerPartition;
         Self {
             task,
@@ -71,7 +73,7 @@ impl<'a> Survey<'a> {
             engine,
             lost: Vec::new(),
             later_lost: Vec::new(),
-            begun: false,
+            begun,
             absent: None,
             gone: false,
             changed: false,

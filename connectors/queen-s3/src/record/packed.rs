@@ -26,8 +26,8 @@ use zstd::zstd_safe::{DCtx, get_frame_content_size};
 use super::{Ids, Mark, RecordIndex};
 use crate::time::Micros;
 
-/// What a description begins with: its number, and its length behind that.
-const DESCRIPTION: &[u8] = b"\x5a\x2a\x4d\x18\x0a\0\0\0";
+/// What a description begins with.
+const DESCRIPTION: &[u8] = b"\x5a\x2a\x4d\x18";
 const DESCRIPTION_LAYOUT: u8 = 1;
 const PLAIN_IDS: u8 = 0;
 
@@ -76,14 +76,20 @@ impl Description {
     }
 }
 
+/// What is in the skippable frame that `block` begins with, if it does, and what comes behind it.
+fn skippable(block: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = block.strip_prefix(DESCRIPTION)?.split_first_chunk()?;
+    rest.split_at_checked(u32::from_le_bytes(*length) as usize)
+}
+
 /// The frame of `block`, and the description before it, if there is one after which the frame need not be
 /// looked into.
 pub(super) fn described(block: &[u8]) -> (Option<Description>, &[u8]) {
-    let rest = block.strip_prefix(DESCRIPTION);
-    let Some((&[layout, ids, a, b, c, d, e, f, g, h], frame)) =
-        rest.and_then(<[u8]>::split_first_chunk)
-    else {
+    let Some((told, frame)) = skippable(block) else {
         return (None, block);
+    };
+    let Ok([layout, ids, a, b, c, d, e, f, g, h]) = <[u8; 10]>::try_from(told) else {
+        return (None, frame);
     };
     let description = Description {
         empty_payloads: u32::from_le_bytes([a, b, c, d]),
@@ -318,10 +324,14 @@ thread_local! {
     static DECOMPRESSOR: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
 }
 
+/// The length of the content of `frame`, if it says one.
+pub(super) fn content_bytes(frame: &[u8]) -> Option<u64> {
+    get_frame_content_size(frame).ok().flatten()
+}
+
 /// Decompresses `frame`, whose content is `raw_bytes` long, behind what is in `body`.
 pub(super) fn decompress(frame: &[u8], raw_bytes: usize, body: &mut Vec<u8>) -> Option<()> {
-    let length = get_frame_content_size(frame).ok().flatten();
-    if length != Some(raw_bytes as u64) {
+    if content_bytes(frame) != Some(raw_bytes as u64) {
         return None;
     }
     let start = body.len();

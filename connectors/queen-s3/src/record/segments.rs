@@ -32,7 +32,8 @@ use uuid::Uuid;
 use super::DecodeError;
 use super::gather::{Gather, excerpt};
 use super::packed::{
-    Block, Description, NULL, RECORD_HEAD, Trust, checked, decompress, described, each_place,
+    Block, Description, NULL, RECORD_HEAD, Trust, checked, content_bytes, decompress, described,
+    each_place,
 };
 use crate::broker::{EntryError, FetchAnswer, FetchRequest};
 use crate::limits::FETCH_BODY_BYTES;
@@ -177,7 +178,12 @@ impl Segment<'_> {
     fn is_known(&self, from: i64) -> bool {
         let described = self.description.as_ref();
         let first = self.base_offset >= from && self.records > 0;
-        first && described.is_some_and(|description| description.is_of(self.frame))
+        // What the description does not cover may be as damaged as what it does.
+        let whole = first && content_bytes(self.frame) == Some(self.raw_bytes as u64);
+        whole
+            && described.is_some_and(|description| {
+                description.empty_payloads as usize <= self.records && description.is_of(self.frame)
+            })
     }
 }
 

@@ -24,10 +24,7 @@ impl Engine {
             }
         }
         let mut positions = Positions::with_capacity(self.names.len(), self.names.bytes());
-        for (id, partition) in (0..).map(PartitionId).zip(&self.partitions) {
-            let Some(partition) = partition.as_ref().filter(|one| !one.flags.ended) else {
-                continue;
-            };
+        for (id, partition) in self.lived() {
             let unwritten = self.first_unwritten(id, partition);
             let lost = first_lost.get(&id).copied();
             positions.push(Position {
@@ -37,6 +34,13 @@ impl Engine {
             });
         }
         positions
+    }
+
+    /// The partitions that are tracked and live.
+    pub(super) fn lived(&self) -> impl Iterator<Item = (PartitionId, &Partition)> {
+        let partitions = (0..).map(PartitionId).zip(&self.partitions);
+        let tracked = partitions.filter_map(|(id, one)| Some((id, one.as_ref()?)));
+        tracked.filter(|(_, partition)| !partition.flags.ended)
     }
 
     pub(super) fn first_unwritten(&self, id: PartitionId, partition: &Partition) -> i64 {

@@ -51,8 +51,8 @@ pub struct ClosedWindow {
     pub lost: Vec<OffsetRange>,
     /// Records below `t_start`.
     pub late: Vec<OffsetRange>,
-    /// All of that, should its records have to be read again.
-    pub known: Remembered,
+    /// Which records it has, should they have to be read again.
+    pub remembered: Remembered,
 }
 
 /// The bounds that a window could have now.
@@ -226,8 +226,7 @@ impl Engine {
         let mut partitions = Vec::new();
         let mut late = Vec::new();
         let mut emptied = Vec::new();
-        let mut known = Remembered::default();
-        known.lack(&self.lost);
+        let mut remembered = Remembered::default();
         let ids: Vec<PartitionId> = self.buffers.keys().copied().collect();
         for id in ids {
             let former = self.former_lives_end(id);
@@ -245,7 +244,7 @@ impl Engine {
                 .as_ref()
                 .expect("a partition is tracked while records of it are buffered");
             let name: Name = self.names.of(partition.name).into();
-            known.take(&name, partition.id, &chunks, former);
+            remembered.take(&name, partition.id, &chunks, former);
             for chunk in &chunks {
                 late.extend(late_range(&name, chunk, bounds.t_start));
             }
@@ -266,7 +265,7 @@ impl Engine {
             record_bytes,
             lost: std::mem::take(&mut self.lost),
             late,
-            known,
+            remembered,
         }
     }
 

@@ -33,7 +33,7 @@ pub use close::{Close, ClosedWindow, Press};
 pub use discovery::PassRequest;
 pub use partition::{PartitionId, Unread};
 pub use reading::{ReadRequest, ReadResult};
-pub use remembered::Remembered;
+pub use remembered::{Left, Remembered};
 
 use names::Names;
 use partition::{Foreign, Partition, PartitionBuffer};

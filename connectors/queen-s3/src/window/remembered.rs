@@ -1,5 +1,4 @@
-//! What is known to be in the log and in no window: whoever reads it again has to name what is gone by
-//! then.
+//! What a session knew, for who has to read a window of it again: what is gone by then has to be named.
 
 use std::collections::HashMap;
 
@@ -9,11 +8,13 @@ use super::names::NameAt;
 use super::partition::{Flags, Partition};
 use super::{Engine, PartitionId};
 use crate::broker::Name;
+use crate::gaps::subtract;
+use crate::lake::checkpoint::{Position, Positions};
 use crate::lake::manifest::OffsetRange;
 use crate::record::Chunk;
 use crate::time::Micros;
 
-/// Records that are in no window.
+/// The records of a window that is not committed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Remembered {
     /// Those that can be read again, once for each partition.
@@ -29,43 +30,44 @@ struct Held {
     life: Option<Uuid>,
     /// Offset of the first one.
     from: i64,
-    /// One past the last one that was shown.
+    /// One past the last one.
     end: i64,
 }
 
 impl Held {
-    fn range(self) -> OffsetRange {
+    fn range(&self) -> OffsetRange {
         OffsetRange {
             partition: self.partition.to_string(),
             from: self.from,
             to: self.end - 1,
         }
     }
+
+    /// Whether these records are of another life than `life`, as far as ids tell.
+    fn is_former(&self, life: Option<Uuid>) -> bool {
+        self.life.zip(life).is_some_and(|(one, other)| one != other)
+    }
+}
+
+/// What a session that ends leaves to the next one.
+#[derive(Debug, Default)]
+pub struct Left {
+    /// Where reading goes on after the last window that is written.
+    pub positions: Positions,
+    /// Ranges that no manifest names, of what cannot be read again.
+    pub gone: Vec<OffsetRange>,
 }
 
 impl Remembered {
-    /// Adds what is known of later records than these.
-    pub fn followed_by(&mut self, later: Self) {
-        self.gone.extend(later.gone);
-        let places = self.held.iter().zip(0..);
-        let mut places: HashMap<Name, usize> = places
-            .map(|(held, at)| (held.partition.clone(), at))
-            .collect();
-        for held in later.held {
-            match places.get(&held.partition) {
-                Some(at) if self.held[*at].life == held.life => {
-                    self.held[*at].end = self.held[*at].end.max(held.end);
-                }
-                Some(at) => {
-                    let former = std::mem::replace(&mut self.held[*at], held);
-                    self.gone.push(former.range());
-                }
-                None => {
-                    places.insert(held.partition.clone(), self.held.len());
-                    self.held.push(held);
-                }
-            }
-        }
+    /// Whether there are no records.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty() && self.gone.is_empty()
+    }
+
+    /// With the ranges that the window names as lost.
+    pub fn with_lost(mut self, lost: &[OffsetRange]) -> Self {
+        self.gone.extend_from_slice(lost);
+        self
     }
 
     /// Adds the records of `chunks`, which a window took of one partition. Those below `former` are of
@@ -97,56 +99,51 @@ impl Remembered {
         }
         self.held.extend(present);
     }
-
-    /// Adds ranges that were found deleted.
-    pub(super) fn lack(&mut self, lost: &[OffsetRange]) {
-        self.gone.extend_from_slice(lost);
-    }
 }
 
 impl Engine {
-    /// What is known to be in no window that was taken out. Where reading positions are still looked
-    /// for, nothing is.
-    pub fn remembered(&self) -> Remembered {
-        let mut known = Remembered::default();
-        known.lack(&self.lost);
-        known.lack(&self.later_lost);
-        for (id, partition) in (0..).map(PartitionId).zip(&self.partitions) {
-            let Some(partition) = partition else { continue };
-            let name = self.names.of(partition.name);
-            let former = self.former_lives_end(id);
-            let buffer = self.buffers.get(&id);
-            let over = former
-                .zip(buffer)
-                .map(|(former, buffer)| buffer.ranges_below(former));
-            known
-                .gone
-                .extend(over.into_iter().flatten().map(|(from, to)| OffsetRange {
-                    partition: name.to_owned(),
-                    from,
-                    to,
-                }));
-            let sought = self.seeks.contains_key(&id)
-                || self.unproven.contains_key(&id)
-                || self.doubted_losses.contains_key(&id);
-            if sought || partition.flags.ended || partition.flags.restored {
-                continue;
-            }
-            let from = self.first_unwritten(id, partition);
-            let end = match partition.flags.reborn {
-                true => partition.listed_end,
-                false => partition.listed_end.max(partition.position),
-            };
-            if from < end {
-                known.held.push(Held {
-                    partition: name.into(),
-                    life: partition.id,
-                    from,
-                    end,
-                });
+    /// What is left of windows that were taken out and are not written, in their order, and of what is
+    /// read after them.
+    pub fn left(&self, windows: impl IntoIterator<Item = Remembered>) -> Left {
+        let mut gone = [&self.lost[..], &self.later_lost].concat();
+        let mut first: HashMap<Name, Held> = HashMap::new();
+        for window in windows {
+            gone.extend(window.gone);
+            for held in window.held {
+                match first.get(&held.partition) {
+                    Some(before) if before.is_former(held.life) => {
+                        gone.push(before.range());
+                        first.insert(held.partition.clone(), held);
+                    }
+                    Some(before) => {
+                        let (from, end) = (before.from.min(held.from), before.end.max(held.end));
+                        let held = Held { from, end, ..held };
+                        first.insert(held.partition.clone(), held);
+                    }
+                    None => {
+                        first.insert(held.partition.clone(), held);
+                    }
+                }
             }
         }
-        known
+        let mut positions = Positions::with_capacity(self.names.len(), self.names.bytes());
+        for (id, partition) in self.lived() {
+            let name = self.names.of(partition.name);
+            let mut offset = self.first_unwritten(id, partition);
+            match first.remove(name) {
+                Some(held) if held.is_former(partition.id) => gone.push(held.range()),
+                Some(held) => offset = offset.min(held.from),
+                None => {}
+            }
+            positions.push(Position {
+                partition: name,
+                offset,
+                id: partition.id,
+            });
+        }
+        // No life of theirs is there any more.
+        gone.extend(first.values().map(Held::range));
+        Left { positions, gone }
     }
 
     /// The instant below which what is buffered of `id` is of lives that are over, if some is.
@@ -158,10 +155,10 @@ impl Engine {
         }
     }
 
-    /// Takes in what was known before. To be called before positions are restored and before the first
-    /// pass.
-    pub fn recall(&mut self, known: Remembered) {
-        for held in known.held {
+    /// Takes in what is known to be in the window after the cut. To be called before positions are
+    /// restored.
+    pub fn recall(&mut self, window: Remembered) {
+        for held in window.held {
             let generation = self.next_generation();
             let partition = Partition {
                 name: NameAt::default(),
@@ -179,6 +176,24 @@ impl Engine {
             let id = self.track(&held.partition, partition);
             self.update(id, |_| ());
         }
-        self.lost.extend(known.gone);
+        self.lack(window.gone);
+    }
+
+    /// Takes in what a session left. To be called before positions are restored from elsewhere.
+    pub fn go_on(&mut self, left: &Left) {
+        self.restore(&left.positions);
+        self.lack(left.gone.clone());
+    }
+
+    fn lack(&mut self, gone: Vec<OffsetRange>) {
+        for range in gone {
+            let named = self.named.get(&range.partition);
+            let unnamed = subtract(vec![range], named.map_or(&[][..], Vec::as_slice));
+            let unnamed: Vec<OffsetRange> = unnamed
+                .into_iter()
+                .flat_map(|range| subtract(vec![range], &self.lost))
+                .collect();
+            self.lost.extend(unnamed);
+        }
     }
 }

@@ -30,7 +30,7 @@ use crate::observe::sampled::Sampled;
 use crate::ownership::Fence;
 use crate::retry::Backoff;
 use crate::time::Micros;
-use crate::window::{Close, Engine, Policy, Press, ReadRequest, Remembered};
+use crate::window::{Close, Engine, Left, Policy, Press, ReadRequest, Remembered};
 
 use passes::Pass;
 use reading::Call;
@@ -50,10 +50,10 @@ pub(in crate::queue) enum Outcome {
 pub(in crate::queue) struct Redo {
     pub(in crate::queue) standing: Standing,
     pub(in crate::queue) intent: Intent,
-    /// What is known to be in it.
+    /// The records that it had.
     pub(in crate::queue) window: Remembered,
-    /// What is known to be in those after it.
-    pub(in crate::queue) later: Remembered,
+    /// What is left of the windows after it; of the session, if the window did not fit in memory.
+    pub(in crate::queue) left: Left,
 }
 
 impl<T: Into<End>> From<T> for Outcome {
@@ -78,8 +78,8 @@ enum Event {
 struct Window {
     k: u64,
     record_bytes: u64,
-    /// What is in it.
-    known: Remembered,
+    /// Its records, and what it names as lost.
+    remembered: Remembered,
 }
 
 /// A window that is encoded while one before it is being committed.
@@ -112,6 +112,9 @@ struct Session<'a> {
     /// Rendered bytes that the calls under way aim at.
     reserved: usize,
     sizing: Sizing,
+    /// Bytes of records in one that their compressed form takes in memory, about; 1 where they are not
+    /// compressed.
+    packing: f64,
     committing: bool,
     /// The window that is being committed; a move of the pointer has none.
     window: Option<Window>,
@@ -145,18 +148,18 @@ impl Task {
         }
     }
 
-    /// Runs the queue, of which something is `known` to be in no window, until it ends or a window has to be written the other way.
+    /// Runs the queue, of which another session has `left` something, until it ends or a window has to be written the other way.
     pub(super) async fn session(
         &self,
         fence: &Fence,
         standing: Standing,
-        known: Remembered,
+        left: &Left,
         stop: &CancellationToken,
     ) -> Outcome {
         let engine = tokio::select! {
             biased;
             () = stop.cancelled() => return End::Drained.into(),
-            engine = self.engine(&standing, known) => engine,
+            engine = self.engine(&standing, Remembered::default(), left) => engine,
         };
         let _asking = self.context.status.asking();
         let age = self.status.checkpoint_age.load(Relaxed);
@@ -179,6 +182,7 @@ impl Task {
             barren: false,
             reserved: 0,
             sizing: Sizing::new(),
+            packing: 1.0,
             committing: false,
             window: None,
             encoded_share: 1.0,
@@ -275,7 +279,7 @@ impl<'a> Session<'a> {
             Event::Released(reads) => reads.iter().for_each(|read| self.engine.unread(read)),
             Event::Committed(Ok(standing)) => self.committed(standing),
             Event::Committed(Err(Outcome::Redo(redo))) => {
-                return Err(Outcome::Redo(self.with_known(redo)));
+                return Err(Outcome::Redo(self.with_left(redo)));
             }
             Event::Committed(Err(outcome)) => return Err(outcome),
             Event::Checkpointed(written, k) => {
@@ -291,13 +295,11 @@ impl<'a> Session<'a> {
     }
 
     /// Adds what this session, which ends with it, knows of the window and of those after it.
-    fn with_known(&mut self, mut redo: Box<Redo>) -> Box<Redo> {
+    fn with_left(&mut self, mut redo: Box<Redo>) -> Box<Redo> {
         let window = self.window.take();
-        redo.window = window.map(|window| window.known).unwrap_or_default();
-        for ahead in self.ahead.drain(..) {
-            redo.later.followed_by(ahead.window.known);
-        }
-        redo.later.followed_by(self.engine.remembered());
+        redo.window = window.map(|window| window.remembered).unwrap_or_default();
+        let ahead = self.ahead.drain(..);
+        redo.left = self.engine.left(ahead.map(|ahead| ahead.window.remembered));
         redo
     }
 
@@ -356,7 +358,7 @@ impl<'a> Session<'a> {
     /// another queue is writing makes room soon; until then a queue stays within its own.
     fn press(&self) -> Press {
         let context = &self.task.context;
-        let mine = self.engine.buffered_bytes();
+        let mine = self.buffered();
         self.task.status.buffered.store(mine, Relaxed);
         let taken = self.task.taken();
         if taken + FETCH_CALL_LEAST_BYTES <= context.budget.limit() || mine == 0 {
@@ -385,7 +387,7 @@ impl<'a> Session<'a> {
                 self.window = Some(Window {
                     k: standing.pointer.k + 1,
                     record_bytes: window.record_bytes,
-                    known: std::mem::take(&mut window.known),
+                    remembered: std::mem::take(&mut window.remembered),
                 });
                 let turn = Turn::Now(standing);
                 let room = task.context.budget.claim(0);
@@ -434,7 +436,7 @@ impl<'a> Session<'a> {
             window: Window {
                 k: k + 1,
                 record_bytes: window.record_bytes,
-                known: std::mem::take(&mut window.known),
+                remembered: std::mem::take(&mut window.remembered).with_lost(&window.lost),
             },
             positions,
         });
@@ -455,11 +457,12 @@ impl<'a> Session<'a> {
         self.committing = true;
         // The engine ends with this session, and what it holds with it.
         self.engine.lose_former_lives();
-        let known = self.engine.remembered();
+
         let gaps = Gaps {
             lost: self.engine.take_lost(),
             late: Vec::new(),
         };
+        let left = self.engine.left([]);
         let (task, fence, standing) = (self.task, self.fence, self.standing.clone());
         self.start(async move {
             let (after, lineage) = (standing.pointer.k, &standing.lineage);
@@ -470,9 +473,8 @@ impl<'a> Session<'a> {
                 Outcome::Redo(Box::new(Redo {
                     standing,
                     intent,
-                    window: known,
-                    // Some of it is in the window: the next session looks for what is not.
-                    later: Remembered::default(),
+                    window: Remembered::default(),
+                    left,
                 }))
             }))
         });

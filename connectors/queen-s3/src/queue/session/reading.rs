@@ -21,6 +21,9 @@ use crate::record::Chunk;
 use crate::retry::{Backoff, Jitter};
 use crate::window::{Engine, Press, ReadRequest, ReadResult};
 
+/// What an answer counts for in how closely records are packed.
+const PACKING_WEIGHT: f64 = 0.2;
+
 /// What `answer` brought, but for its entries.
 fn brought_by(answer: &FetchAnswer) -> Brought {
     let all = Chunk::whole(&answer.batch);
@@ -29,7 +32,8 @@ fn brought_by(answer: &FetchAnswer) -> Brought {
         last.is_some_and(|last| last.offset + 1 < entry.high_watermark)
     });
     Brought {
-        rendered: answer.batch.held_bytes(),
+        // What is compressed counts as what it becomes: the next answer may come open.
+        rendered: answer.batch.held_bytes().max(all.text_bytes()),
         records: !all.range.is_empty(),
         more,
         ..Brought::default()
@@ -226,6 +230,11 @@ impl Session<'_> {
         }
     }
 
+    /// Memory that what is buffered takes, about.
+    pub(super) fn buffered(&self) -> u64 {
+        (self.engine.buffered_bytes() as f64 / self.packing) as u64
+    }
+
     /// Partitions to fetch in the next call: an even share of those that are ready, so that every
     /// call that may be under way has some, and no more than the call's bytes are enough for.
     fn entries(&self, room: usize) -> usize {
@@ -272,15 +281,14 @@ impl Session<'_> {
         // records furthest ahead make room for that.
         // What others have on its way up is no reason to drop more than one call takes, or than is too
         // much by itself.
-        let buffered = self.engine.buffered_bytes() as usize;
-        let own = (buffered + call).saturating_sub(budget.limit());
+        let own = (self.buffered() as usize + call).saturating_sub(budget.limit());
         let over = (taken + call).saturating_sub(budget.limit());
-        let over = over.min(call.max(own)) as u64;
+        let over = (over.min(call.max(own)) as f64 * self.packing) as u64;
         if self.engine.shed(over, budget) >= over {
             return Some(FETCH_CALL_LEAST_BYTES);
         }
         // The earliest instant is all that is left.
-        let alone = self.engine.buffered_bytes() > budget.limit() as u64 / 2;
+        let alone = self.buffered() > budget.limit() as u64 / 2;
         // What would be given up for that may still be there: the next page tells.
         let waits = self.engine.waits_for_lives();
         if alone && budget.buffered() > budget.limit() && (waits || self.stream_oversized()) {
@@ -328,6 +336,11 @@ impl Session<'_> {
             }
         }
         self.sizing.learn(call.stored, &brought);
+        if brought.records {
+            let taken = answer.batch.held_bytes().max(1);
+            let packing = (brought.rendered as f64 / taken as f64).max(1.0);
+            self.packing += (packing - self.packing) * PACKING_WEIGHT;
+        }
         if !self.barren {
             self.fetch_backoff.reset();
         }

@@ -4,6 +4,7 @@ mod closing;
 mod lives;
 mod positions;
 mod reading;
+mod remembered;
 
 use std::sync::Arc;
 

@@ -1,0 +1,115 @@
+use super::*;
+
+/// A session that has read `a` 0..=5, `b` 0..=1 and the first life of `c` 0..=3, and closed a window of it.
+fn session() -> (Engine, ClosedWindow) {
+    let mut engine = engine(0);
+    let lists = [
+        listed("a", 0, 5, Some(1)),
+        listed("b", 0, 1, None),
+        listed("c", 0, 3, Some(3)),
+    ];
+    pass(&mut engine, 1_010, &lists);
+    let second = |offset| (offset, 1_000 + offset);
+    read(&mut engine, "a", &[0, 1, 2, 3, 4, 5].map(second), 6);
+    read(&mut engine, "b", &[0, 1].map(second), 2);
+    read(&mut engine, "c", &[0, 1, 2, 3].map(second), 4);
+    pass(&mut engine, 1_010 + AGE, &[]);
+    let window = window(&mut engine);
+    (engine, window)
+}
+
+fn ranges(lost: &[OffsetRange]) -> Vec<(&str, i64, i64)> {
+    let mut ranges: Vec<_> = lost
+        .iter()
+        .map(|range| (range.partition.as_str(), range.from, range.to))
+        .collect();
+    ranges.sort_unstable();
+    ranges
+}
+
+fn positions(left: &Left) -> Vec<(&str, i64)> {
+    let mut positions: Vec<_> = left
+        .positions
+        .iter()
+        .map(|position| (position.partition, position.offset))
+        .collect();
+    positions.sort_unstable();
+    positions
+}
+
+#[test]
+fn what_a_window_had_is_lost_where_it_is_gone_and_read_where_it_is_there() {
+    let (_, window) = session();
+    let mut again = engine(0);
+    again.recall(window.remembered);
+    let lists = [
+        listed("a", 4, 9, Some(1)),
+        listed("b", 0, 1, None),
+        listed("c", 0, 1, Some(4)),
+    ];
+    run_pass(&mut again, 2_000, &lists, true);
+    let lost = again.take_lost();
+    assert_eq!(ranges(&lost), [("a", 0, 3), ("c", 0, 3)]);
+    let unread = again.unread_partitions(&[]);
+    let from: Vec<_> = unread
+        .iter()
+        .map(|one| (&*one.partition, one.position))
+        .collect();
+    assert_eq!(from, [("a", 4), ("b", 0), ("c", 0)]);
+}
+
+#[test]
+fn what_a_window_had_of_a_queue_that_is_gone_is_lost() {
+    let (_, window) = session();
+    assert!(!window.remembered.is_empty());
+    let mut again = engine(0);
+    again.recall(window.remembered);
+    again.queue_gone(at(2_000));
+    let lost = again.take_lost();
+    assert_eq!(ranges(&lost), [("a", 0, 5), ("b", 0, 1), ("c", 0, 3)]);
+}
+
+#[test]
+fn windows_ahead_lower_the_positions_that_are_left_and_other_lives_are_gone() {
+    let (mut former, ahead) = session();
+    // Its id is told now, and `c` lives another life.
+    let lists = [listed("b", 0, 2, Some(2)), listed("c", 0, 0, Some(4))];
+    pass(&mut former, 1_020 + AGE, &lists);
+    let left = former.left([ahead.remembered]);
+    assert_eq!(positions(&left), [("a", 0), ("b", 0), ("c", 0)]);
+    assert_eq!(ranges(&left.gone), [("c", 0, 3)]);
+    let none = former.left([]);
+    assert_eq!(positions(&none), [("a", 6), ("b", 2), ("c", 0)]);
+    assert!(none.gone.is_empty());
+}
+
+#[test]
+fn what_is_left_goes_on_as_a_checkpoint_does() {
+    let (former, _) = session();
+    let left = former.left([]);
+    let mut next = engine(1_010 + AGE - GUARD);
+    next.go_on(&left);
+    // A record came late below the cut, and one above it.
+    pass(&mut next, 1_100 + AGE, &[listed("a", 0, 7, Some(1))]);
+    read(&mut next, "a", &[(5, 1_005), (6, 1_006), (7, 1_090)], 8);
+    pass(&mut next, 1_200 + AGE, &[]);
+    let window = window(&mut next);
+    assert_eq!(offsets(&window), [("a".to_owned(), vec![7])]);
+    assert!(window.late.is_empty() && window.lost.is_empty());
+}
+
+#[test]
+fn what_a_manifest_names_already_is_not_named_again() {
+    let (former, window) = session();
+    let mut left = former.left([window.remembered.clone()]);
+    let range = |from, to| OffsetRange {
+        partition: "a".to_owned(),
+        from,
+        to,
+    };
+    left.gone = vec![range(0, 9), range(5, 12)];
+    let mut next = engine(1_010 + AGE - GUARD);
+    next.note_named(vec![range(0, 3)]);
+    next.go_on(&left);
+    assert_eq!(ranges(&next.take_lost()), [("a", 4, 9), ("a", 10, 12)]);
+}
