@@ -19,8 +19,10 @@ pub(super) type Place = (u32, u32);
 pub(super) struct Gather<'a> {
     request: &'a FetchRequest,
     index: Vec<RecordIndex>,
-    /// Blocks whose records are not in the index, and how many those are.
-    blocks: (Vec<Block>, u32),
+    /// Blocks whose records are not in the index.
+    blocks: Vec<Block>,
+    /// How many those are.
+    packed: u32,
     entries: Vec<FetchedEntry>,
     ids: Ids,
     /// First record of the entry being read.
@@ -38,7 +40,8 @@ impl<'a> Gather<'a> {
         Self {
             request,
             index: Vec::new(),
-            blocks: (Vec::new(), 0),
+            blocks: Vec::new(),
+            packed: 0,
             entries: Vec::with_capacity(request.entries.len()),
             ids: Ids::Plain,
             first: 0,
@@ -124,15 +127,14 @@ impl<'a> Gather<'a> {
         offset: i64,
         ts: Micros,
         block: impl FnOnce(u32) -> Block,
-    ) -> Result<bool, String> {
+    ) -> Result<(), String> {
         if self.follows(offset, ts)? {
-            let (blocks, records) = &mut self.blocks;
-            let block = block(*records);
+            let block = block(self.packed);
             self.last = (offset + i64::from(block.records) - 1, ts);
-            *records += block.records;
-            blocks.push(block);
+            self.packed += block.records;
+            self.blocks.push(block);
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Whether a record at `offset` with this `ts` is taken.
@@ -200,7 +202,7 @@ impl<'a> Gather<'a> {
         budget: &Arc<MemoryBudget>,
     ) -> Result<FetchAnswer, String> {
         self.complete()?;
-        let (mut blocks, _) = self.blocks;
+        let mut blocks = self.blocks;
         blocks.shrink_to_fit();
         let trust = Arc::clone(trust);
         let packed = Packed {
@@ -224,7 +226,7 @@ impl<'a> Gather<'a> {
 
     /// Records found so far. Fits: each takes more than one byte of a content whose length fits.
     fn found(&self) -> u32 {
-        self.index.len() as u32 + self.blocks.1
+        self.index.len() as u32 + self.packed
     }
 }
 

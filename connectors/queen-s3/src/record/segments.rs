@@ -89,7 +89,7 @@ fn read(
         let base = body.as_ptr() as usize;
         let gather = gathered(gather, &entries, |gather, segment| {
             let start = segment.frame.as_ptr() as usize - base;
-            gather.block(segment.base_offset, segment.ts, |first| Block {
+            let block = |first| Block {
                 first,
                 records: segment.records as u32,
                 offset: segment.base_offset,
@@ -101,7 +101,9 @@ fn read(
                     .description
                     .as_ref()
                     .map_or(0, |described| described.empty_payloads),
-            })
+            };
+            gather.block(segment.base_offset, segment.ts, block)?;
+            Ok(true)
         })?;
         return gather.finish_packed(body.clone(), trust, budget);
     }

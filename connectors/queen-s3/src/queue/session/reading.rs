@@ -150,7 +150,7 @@ impl Task {
     /// Bytes of the memory budget that reading has to do without.
     pub(in crate::queue) fn taken(&self) -> usize {
         let budget = &self.context.budget;
-        // What is encoded without being compressed takes as much again until it is up.
+        // What is encoded without being compressed takes as much as its records, until it is up.
         let headroom = match self.settings().shape.compression {
             Compression::None => budget.limit() / ENCODED_PART,
             _ => 0,
