@@ -73,7 +73,9 @@ fn lost(bucket: &MemoryBucket, partition: &str) -> BTreeSet<i64> {
         for range in window["lost"].as_array().expect("a list") {
             let bound = |field: &str| range[field].as_i64().expect("an offset");
             if range["partition"] == partition {
-                lost.extend(bound("from")..=bound("to"));
+                for offset in bound("from")..=bound("to") {
+                    assert!(lost.insert(offset), "{offset} is named twice: {window}");
+                }
             }
         }
     }
