@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{DbError, SqlState};
 
 use crate::admission::Overload;
 use crate::auth::Refusal;
@@ -189,7 +189,7 @@ impl From<tokio_postgres::Error> for ApiError {
         let text = describe(&error);
         if ends_session(&error) {
             Self::Cut(text)
-        } else if error.code().is_some_and(passes) {
+        } else if error.code().is_some_and(passes) || error.as_db_error().is_some_and(no_room) {
             Self::Unavailable(text)
         } else {
             Self::Internal(text)
@@ -246,6 +246,16 @@ fn passes(state: &SqlState) -> bool {
         || *state == SqlState::LOCK_NOT_AVAILABLE
 }
 
+/// Whether a file of the database may not grow, by a limit of its files or a quota. PostgreSQL has a
+/// state for a full disk alone: only the routine that extends files tells this from a fault.
+fn no_room(error: &DbError) -> bool {
+    *error.code() == SqlState::INTERNAL_ERROR && error.routine().is_some_and(extends_files)
+}
+
+fn extends_files(routine: &str) -> bool {
+    matches!(routine, "mdextend" | "mdzeroextend")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -267,5 +277,6 @@ mod tests {
         for state in [SqlState::UNDEFINED_TABLE, SqlState::INTERNAL_ERROR] {
             assert!(!passes(&state), "{state:?}");
         }
+        assert!(extends_files("mdextend") && !extends_files("mdread"));
     }
 }
