@@ -177,6 +177,14 @@ impl Engine {
         Some(settled.min(frontier))
     }
 
+    /// How long until the present window is as old as one may become, µs on the broker's clock, seen at
+    /// the last complete pass; 0 once it is. `None` where nothing waits to be in it.
+    pub fn closes_in(&self) -> Option<i64> {
+        let waits =
+            self.sizes.first().is_some() || !self.behind.is_empty() || !self.lost.is_empty();
+        waits.then(|| self.policy.max_window_us.saturating_sub(self.age()).max(0))
+    }
+
     /// How long the present window has been open, µs on the broker's clock.
     fn age(&self) -> i64 {
         match (self.safe, self.opened) {

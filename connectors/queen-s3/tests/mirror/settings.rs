@@ -187,6 +187,60 @@ fn an_idle_queue_asks_which_partitions_moved_once_an_interval_and_for_no_record(
 }
 
 #[test]
+fn windows_close_at_their_age_however_seldom_an_idle_queue_is_asked_about() {
+    for interval in [6, 60, 3_600] {
+        in_virtual_time(async move {
+            let log = hours_of_records(1);
+            let bucket = Arc::<MemoryBucket>::default();
+            let mut options = Options::new();
+            options.settings.discovery_interval = Duration::from_secs(interval);
+            options.settings.max_window = Duration::from_secs(5);
+            let sink = Sink::start(&log, &bucket, &["orders"], &options);
+            eventually("the first window", || committed(&log, "orders").0 == 1).await;
+            // Idle: one request a window's age, by which the pointer moves; no more.
+            log.take_counts();
+            for _ in 0..60 {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                let behind = log.now() - committed(&log, "orders").1;
+                assert!(behind < SAFE_LAG + 11 * SECOND, "{behind} at {interval}");
+            }
+            let pages = log.take_counts().pages;
+            assert!((48..=60).contains(&pages), "{pages} passes at {interval}");
+            // Busy: what is written now is in the bucket one window and one pass later.
+            for _ in 0..300 {
+                log.write("orders", &Name::from("p"), log.now(), 1);
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let behind = log.now() - committed(&log, "orders").1;
+                assert!(behind < SAFE_LAG + 11 * SECOND, "{behind} at {interval}");
+            }
+            let pages = log.take_counts().pages;
+            assert!(pages <= 150, "{pages} passes at {interval}");
+            sink.stop().await;
+        });
+    }
+}
+
+#[test]
+fn a_window_that_cannot_close_at_its_age_does_not_ask_all_the_time() {
+    in_virtual_time(async {
+        let log = hours_of_records(1);
+        let bucket = Arc::<MemoryBucket>::default();
+        let mut options = Options::new();
+        options.settings.discovery_interval = Duration::from_secs(3_600);
+        options.settings.max_window = Duration::from_secs(5);
+        let sink = Sink::start(&log, &bucket, &["orders"], &options);
+        eventually("the first window", || committed(&log, "orders").0 == 1).await;
+        log.refuse_fetches(10_000);
+        log.write("orders", &Name::from("p"), log.now(), 1);
+        log.take_counts();
+        tokio::time::sleep(Duration::from_secs(250)).await;
+        let pages = log.take_counts().pages;
+        assert!((100..=550).contains(&pages), "{pages} passes");
+        sink.stop().await;
+    });
+}
+
+#[test]
 fn a_backlog_is_read_with_as_many_calls_at_once_as_are_allowed() {
     for concurrency in [1, 3, 8] {
         in_virtual_time(async {

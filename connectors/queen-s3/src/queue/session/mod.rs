@@ -99,7 +99,10 @@ struct Session<'a> {
     under_way: FuturesUnordered<BoxFuture<'a, Event>>,
     pass: Option<Pass>,
     page_out: bool,
+    /// When the next pass begins, unless the last one was complete.
     next_pass: Instant,
+    /// The end of the last pass, if that one was complete.
+    passed: Option<Instant>,
     pass_backoff: Backoff,
     fetches: usize,
     /// Whether memory for more was missed.
@@ -174,6 +177,7 @@ impl Task {
             pass: None,
             page_out: false,
             next_pass: now,
+            passed: None,
             pass_backoff: self.context.jitter.backoff(),
             fetches: 0,
             short: false,
@@ -238,7 +242,7 @@ impl<'a> Session<'a> {
             }
             let draining = stop.is_cancelled();
             let waits = self.pass.is_none() && !draining;
-            let wake = waits.then_some(self.next_pass);
+            let wake = waits.then(|| self.next_pass());
             let event = tokio::select! {
                 biased;
                 () = stop.cancelled(), if !draining => continue,

@@ -137,7 +137,7 @@ impl Session<'_> {
         let now = Instant::now();
         let pass = match self.pass.take() {
             Some(pass) => pass,
-            None if now < self.next_pass => return,
+            None if now < self.next_pass() => return,
             None => {
                 let full = self.task.full_pass_due(now);
                 Pass {
@@ -210,7 +210,31 @@ impl Session<'_> {
         if let Some(summary) = self.engine.end_pass() {
             self.task.status.discovered.store(summary.listed, Relaxed);
         }
-        self.next_pass = Instant::now() + self.task.settings().discovery_interval;
+        self.passed = Some(Instant::now());
+    }
+
+    /// When the next pass begins.
+    pub(super) fn next_pass(&self) -> Instant {
+        match self.passed {
+            Some(passed) => passed + self.pass_pause(),
+            None => self.next_pass,
+        }
+    }
+
+    /// How long after a complete pass the next one begins. Windows close, and the pointer of an idle
+    /// queue moves, at what a pass has shown: an interval that is longer than a window's age must not
+    /// make windows as old as itself.
+    fn pass_pause(&self) -> Duration {
+        let settings = self.task.settings();
+        let age = settings.max_window;
+        // The broker's clock may have gone on a little less than this one.
+        let slack = age / 100;
+        let patience = match self.engine.closes_in() {
+            // What keeps a window open beyond its age is not asked about all the time.
+            Some(us) => (Duration::from_micros(us.unsigned_abs()) + slack).max(age / 10),
+            None => age + slack,
+        };
+        settings.discovery_interval.min(patience)
     }
 
     /// Notes an answer that the queue is gone. Its partitions have ended only when later answers
@@ -226,7 +250,7 @@ impl Session<'_> {
         }
         self.absent = Some(absence);
         self.pass = None;
-        self.next_pass = Instant::now() + interval;
+        self.pass_after(interval);
     }
 
     /// An answer came that does not say that the queue is gone.
@@ -237,6 +261,11 @@ impl Session<'_> {
     fn give_pass_up(&mut self, pause: Duration) {
         self.engine.abandon_pass();
         self.pass = None;
+        self.pass_after(pause);
+    }
+
+    fn pass_after(&mut self, pause: Duration) {
+        self.passed = None;
         self.next_pass = Instant::now() + pause;
     }
 }
