@@ -9,7 +9,7 @@ pub trait Clock: Send + Sync {
     /// thought fresher than it is. Never steps back.
     fn boottime(&self) -> Duration;
 
-    /// Wall-clock milliseconds since the Unix epoch, for documents, lag and health only.
+    /// Wall-clock milliseconds since the Unix epoch, for documents and lag, and for how old a pointer is that a start finds.
     fn wall_ms(&self) -> i64;
 }
 

@@ -333,7 +333,7 @@ mod tests {
         status.s3_request("multipart_complete", 503);
         status.s3_request("get", 0);
         let orders = status.queue("orders");
-        orders.pointer(Micros(1_788_523_140_000_000), 0);
+        orders.committed(Micros(1_788_523_140_000_000), 0, Duration::ZERO);
         for (counter, value) in [
             (&orders.windows, 3),
             (&orders.records, 750),

@@ -58,7 +58,7 @@ struct Answers {
     metrics: Metrics,
     observed: Observed,
     limit: Duration,
-    started_ms: i64,
+    started: Duration,
 }
 
 fn router(observed: Observed) -> Router {
@@ -71,7 +71,7 @@ fn router(observed: Observed) -> Router {
     let answers = Answers {
         metrics,
         limit: health::limit(observed.max_window),
-        started_ms: observed.clock.wall_ms(),
+        started: observed.clock.boottime(),
         observed,
     };
     Router::new()
@@ -84,11 +84,11 @@ async fn healthz(State(answers): State<Arc<Answers>>) -> Response {
     let Answers {
         observed,
         limit,
-        started_ms,
+        started,
         ..
     } = &*answers;
-    let now_ms = observed.clock.wall_ms();
-    let health = health::judge(&observed.status.queues(), now_ms, *started_ms, *limit);
+    let now = observed.clock.boottime();
+    let health = health::judge(&observed.status.queues(), now, *started, *limit);
     let code = if health.ok {
         StatusCode::OK
     } else {

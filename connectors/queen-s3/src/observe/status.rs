@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::clock::Clock;
 use crate::limits::SAFE_TIME_STANDS;
 use crate::time::Micros;
 
@@ -147,7 +148,10 @@ impl Drop for Asking<'_> {
 #[derive(Debug)]
 pub struct QueueStatus {
     t_end: AtomicI64,
+    /// When the pointer last moved, as its document says: ms since the epoch.
     committed_wall_ms: AtomicI64,
+    /// The same in ms of the boot clock; below 0 when that was before the boot.
+    committed_boot_ms: AtomicI64,
     /// Whether the queue was there when last looked for, true before the first look; an absent
     /// queue counts for no health.
     pub present: AtomicBool,
@@ -186,6 +190,7 @@ impl Default for QueueStatus {
         Self {
             t_end: AtomicI64::new(NEVER),
             committed_wall_ms: AtomicI64::new(NEVER),
+            committed_boot_ms: AtomicI64::new(NEVER),
             present: AtomicBool::new(true),
             owned: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -206,11 +211,29 @@ impl Default for QueueStatus {
 }
 
 impl QueueStatus {
-    /// Notes that the pointer stands at `t_end`, moved there at `wall_ms`. A pointer that has
-    /// never moved from its start is not reported: the queue counts as never committed.
-    pub fn pointer(&self, t_end: Micros, wall_ms: i64) {
+    /// Notes that this process moved the pointer to `t_end`, at `now` of the boot clock; its document
+    /// calls that `wall_ms`.
+    pub fn committed(&self, t_end: Micros, wall_ms: i64, now: Duration) {
+        self.stands(t_end, wall_ms, boot_ms(now));
+    }
+
+    /// Notes that the pointer was found at `t_end`, where a process moved it at `wall_ms`. A pointer
+    /// that has never moved from its start is not reported: the queue counts as never committed.
+    ///
+    /// How long ago that was is asked of the wall clock once: its steps afterwards change nothing,
+    /// and of what is known already nothing either.
+    pub fn found(&self, t_end: Micros, wall_ms: i64, clock: &dyn Clock) {
+        if self.committed_wall_ms.load(Relaxed) == wall_ms {
+            return self.t_end.store(t_end.0, Relaxed);
+        }
+        let age = clock.wall_ms().saturating_sub(wall_ms).max(0);
+        self.stands(t_end, wall_ms, boot_ms(clock.boottime()) - age);
+    }
+
+    fn stands(&self, t_end: Micros, wall_ms: i64, at: i64) {
         self.t_end.store(t_end.0, Relaxed);
         self.committed_wall_ms.store(wall_ms, Relaxed);
+        self.committed_boot_ms.store(at, Relaxed);
     }
 
     /// End of the last committed window, if there ever was one.
@@ -218,10 +241,15 @@ impl QueueStatus {
         known(self.t_end.load(Relaxed)).map(Micros)
     }
 
-    /// When the pointer last moved, ms since the epoch on the sink's clock.
-    pub fn committed_wall_ms(&self) -> Option<i64> {
-        known(self.committed_wall_ms.load(Relaxed))
+    /// When the pointer last moved, ms of the boot clock; below 0 when that was before the boot.
+    pub fn committed_ms(&self) -> Option<i64> {
+        known(self.committed_boot_ms.load(Relaxed))
     }
+}
+
+/// A reading of the boot clock in ms.
+pub(super) fn boot_ms(reading: Duration) -> i64 {
+    i64::try_from(reading.as_millis()).unwrap_or(i64::MAX)
 }
 
 fn millis(duration: Duration) -> u64 {

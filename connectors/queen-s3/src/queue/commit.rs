@@ -208,7 +208,8 @@ impl Task {
             ..standing.pointer.clone()
         };
         fence.write_committed(&pointer).await?;
-        self.status.pointer(t_end, pointer.committed_at_ms);
+        let now = self.context.clock.boottime();
+        self.status.committed(t_end, pointer.committed_at_ms, now);
         Ok(Standing {
             pointer,
             ..standing.clone()
@@ -275,7 +276,8 @@ impl Task {
     /// Counts a committed window and says so in one line.
     fn account(&self, manifest: &Manifest, pointer: &CommitPointer) {
         let status = &self.status;
-        status.pointer(Micros(pointer.t_end), pointer.committed_at_ms);
+        let (t_end, now) = (Micros(pointer.t_end), self.context.clock.boottime());
+        status.committed(t_end, pointer.committed_at_ms, now);
         status.windows.fetch_add(1, Relaxed);
         status.records.fetch_add(manifest.records, Relaxed);
         let bytes = match manifest.format {

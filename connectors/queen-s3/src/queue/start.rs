@@ -96,8 +96,8 @@ impl Task {
     /// Shows where the pointer stands, unless it has never moved from its start.
     pub(super) fn show(&self, pointer: &CommitPointer) {
         if pointer.k > 0 {
-            self.status
-                .pointer(Micros(pointer.t_end), pointer.committed_at_ms);
+            let (t_end, clock) = (Micros(pointer.t_end), &*self.context.clock);
+            self.status.found(t_end, pointer.committed_at_ms, clock);
         }
     }
 

@@ -1,6 +1,7 @@
 //! What `/metrics` shows of a queue that this instance cannot or need not work on.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use queen_s3::broker::Name;
@@ -109,6 +110,31 @@ fn a_queue_that_an_error_stopped_is_shown_until_it_goes_on_here_or_elsewhere() {
             sink.stop().await;
         });
     }
+}
+
+#[test]
+fn a_step_of_the_wall_clock_neither_hides_a_sink_that_stands_still_nor_turns_one_red() {
+    in_virtual_time(async {
+        const HOUR_MS: i64 = 3_600_000;
+        let (log, bucket) = (one_record(), Arc::<MemoryBucket>::default());
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &Options::new());
+        eventually("a window", || committed(&log, QUEUE).0 == 1).await;
+        for step in [HOUR_MS, -HOUR_MS] {
+            sink.stepped_ms.store(step, Relaxed);
+            assert!(sink.health().ok, "{step}");
+        }
+        bucket.plan(|asked| match asked.operation {
+            "put" => Do::Refuse(503, "SlowDown", None),
+            _ => Do::Go,
+        });
+        log.write(QUEUE, &Name::from("p"), log.now(), 1);
+        tokio::time::sleep(MINUTE * 21).await;
+        assert!(
+            !sink.health().ok,
+            "nothing has been committed for 15 minutes"
+        );
+        sink.kill();
+    });
 }
 
 #[test]

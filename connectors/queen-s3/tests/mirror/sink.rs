@@ -1,6 +1,7 @@
 //! The shipped queue tasks between a log and a bucket.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -95,13 +96,16 @@ pub struct Sink {
     pub budget: Arc<MemoryBudget>,
     metrics: Metrics,
     clock: Arc<dyn Clock>,
-    started_ms: i64,
+    started: Duration,
+    /// What is added to its wall clock, ms.
+    pub stepped_ms: Arc<AtomicI64>,
     max_window: Duration,
 }
 
 struct VirtualClock {
     start: Instant,
     log: Arc<Log>,
+    stepped_ms: Arc<AtomicI64>,
 }
 
 impl Clock for VirtualClock {
@@ -110,7 +114,7 @@ impl Clock for VirtualClock {
     }
 
     fn wall_ms(&self) -> i64 {
-        self.log.now() / 1_000
+        self.log.now() / 1_000 + self.stepped_ms.load(Relaxed)
     }
 }
 
@@ -137,9 +141,11 @@ impl Sink {
         options: &Options,
     ) -> Self {
         let status = Arc::new(Status::default());
+        let stepped_ms = Arc::<AtomicI64>::default();
         let clock: Arc<dyn Clock> = Arc::new(VirtualClock {
             start: Instant::now(),
             log: Arc::clone(log),
+            stepped_ms: Arc::clone(&stepped_ms),
         });
         let metrics = Metrics::new(
             Arc::clone(&status),
@@ -193,7 +199,8 @@ impl Sink {
             status,
             budget,
             metrics,
-            started_ms: clock.wall_ms(),
+            started: clock.boottime(),
+            stepped_ms,
             clock,
             max_window: options.settings.max_window,
         }
@@ -217,8 +224,8 @@ impl Sink {
 
     /// What `/healthz` answers now.
     pub fn health(&self) -> Health {
-        let (now, limit) = (self.clock.wall_ms(), health::limit(self.max_window));
-        health::judge(&self.status.queues(), now, self.started_ms, limit)
+        let (now, limit) = (self.clock.boottime(), health::limit(self.max_window));
+        health::judge(&self.status.queues(), now, self.started, limit)
     }
 
     /// Ends it as a kill does.
