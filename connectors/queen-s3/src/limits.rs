@@ -162,8 +162,15 @@ pub const ANSWER_BODY_BYTES: usize = 64 * MIB;
 pub const ERROR_BODY_BYTES: usize = 16 * 1024;
 /// Greatest length of a foreign text in an error, in characters.
 pub const EXCERPT_CHARS: usize = 300;
-/// Longest `Retry-After` that is obeyed.
-pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(3_600);
+/// Connections of scrapes and probes that are open at a time, at most.
+pub const OBSERVERS: usize = 32;
+/// How long a scrape or a probe may take to say what it wants.
+pub const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause after a connection could not be accepted: for want of descriptors, say.
+pub const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// Longest `Retry-After` that is obeyed: what says more, or says it by a clock that is wrong, is asked
+/// again by then.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
 /// Fetch answers longer than this are decoded off the async threads.
 pub const DECODE_INLINE_BYTES: usize = 64 * 1024;
 /// The same for answers of compressed segments.

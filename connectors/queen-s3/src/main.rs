@@ -28,6 +28,7 @@ use queen_s3::sink::{FirstQueues, QueueSet, relist_interval};
 use queen_s3::time::Micros;
 use queen_s3::verify::{Lake, Progress, Store, verify};
 use queen_s3::{ownership, signals};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::info;
 use uuid::Uuid;
 
@@ -114,6 +115,7 @@ where
     allocator::set_up(config.memory_bytes);
     logging::start(config.log_format, &config.log_filter)
         .map_err(|error| Failure::new(Exit::Configuration, format!("RUST_LOG: {error}")))?;
+    raise_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -122,6 +124,18 @@ where
     // Nothing that still runs is worth waiting for: every queue has drained, or none was claimed.
     runtime.shutdown_background();
     ended
+}
+
+/// Every connection is an open file, and the usual soft limit is that of an interactive shell.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!(%error, "the limit of open files stays");
+    }
 }
 
 async fn boot(config: Config) -> Result<(), Failure> {

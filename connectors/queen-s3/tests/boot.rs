@@ -80,8 +80,14 @@ struct Running {
 
 impl Running {
     fn new(sink: &Sink, arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_queen-s3"))
-            .args(arguments)
+        Self::of(
+            Command::new(env!("CARGO_BIN_EXE_queen-s3")).args(arguments),
+            sink,
+        )
+    }
+
+    fn of(command: &mut Command, sink: &Sink) -> Self {
+        let mut child = command
             .env_clear()
             .envs(&sink.0)
             .stdin(Stdio::null())
@@ -541,6 +547,27 @@ async fn it_says_where_it_listens_then_prints_the_boot_line_and_a_signal_drains_
         let (code, stdout, stderr) = started.ends().await;
         assert_eq!((code, stdout.as_str()), (0, ""), "{stderr}");
     }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn as_many_files_may_be_open_as_the_system_allows() {
+    let sink = Sink::new()
+        .with("QUEEN_URL", &queen().await)
+        .with("QUEEN_S3_ENDPOINT", &empty_bucket().await)
+        .with("RUST_LOG", "");
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", r#"ulimit -Sn 200 && exec "$0""#]);
+    shell.arg(env!("CARGO_BIN_EXE_queen-s3"));
+    let mut running = Running::of(&mut shell, &sink);
+    running.line("partitions=discovery").await;
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", running.child.id()));
+    let limits = limits.expect("it runs");
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"));
+    let words: Vec<_> = line.expect("a limit").split_whitespace().collect();
+    assert_eq!(words[0], words[1], "soft and hard");
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! Serves `/healthz` and `/metrics`.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,13 +12,19 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
 
 use super::health;
 use super::metrics::{self, Metrics};
 use super::status::Status;
 use crate::clock::Clock;
 use crate::lake::Format;
+use crate::limits::{ACCEPT_PAUSE, OBSERVERS, REQUEST_HEAD_TIMEOUT};
 use crate::memory::MemoryBudget;
 
 /// What the listener answers from.
@@ -46,11 +53,35 @@ pub async fn bind(listen: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     Ok((listener, bound))
 }
 
-/// Serves for the life of the process.
+/// Serves for the life of the process, a few connections at a time. A client that says nothing is
+/// left after a while, and the oldest connection makes room for a new one where too many are open: an
+/// answer takes a moment, so that one has had its time.
 pub async fn serve(listener: TcpListener, observed: Observed) {
-    // Serving without a shutdown signal ends only when accepting fails for good.
-    if let Err(error) = axum::serve(listener, router(observed)).await {
-        tracing::error!(%error, "health and metrics are no longer served");
+    let service = TowerToHyperService::new(router(observed));
+    let mut open: VecDeque<JoinHandle<()>> = VecDeque::new();
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::error!(%error, "no scrape or probe can be accepted; trying again");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        open.retain(|connection| !connection.is_finished());
+        if open.len() >= OBSERVERS
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.abort();
+        }
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(REQUEST_HEAD_TIMEOUT)
+            .serve_connection(TokioIo::new(stream), service.clone());
+        open.push_back(tokio::spawn(async move {
+            // What goes wrong on a connection is its client's affair.
+            let _ = connection.await;
+        }));
     }
 }
 
@@ -115,8 +146,14 @@ fn internal(error: &dyn std::error::Error) -> Response {
 mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::time::timeout;
+
     use super::*;
     use crate::clock::SystemClock;
+
+    const LIMIT: Duration = Duration::from_secs(60);
 
     async fn served(status: &Arc<Status>) -> SocketAddr {
         let (listener, bound) = bind(SocketAddr::from(([127, 0, 0, 1], 0)))
@@ -169,6 +206,33 @@ mod tests {
             "{body}"
         );
         assert!(body.ends_with(r#","limitMs":900000}"#), "{body}");
+    }
+
+    #[tokio::test]
+    async fn connections_that_say_nothing_keep_no_scrape_away() {
+        let address = served(&Arc::new(Status::default())).await;
+        let mut silent = Vec::new();
+        for _ in 0..3 * OBSERVERS {
+            silent.push(TcpStream::connect(address).await.expect("it is taken"));
+        }
+        let (code, ..) = fetched(address, "/healthz").await;
+        assert_eq!(code, 200);
+        // The first ones have been closed.
+        for stream in &mut silent[..OBSERVERS] {
+            let read = timeout(LIMIT, stream.read(&mut [0; 8])).await;
+            assert!(matches!(read.expect("they end"), Ok(0) | Err(_)));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_finish_its_request_is_left() {
+        let address = served(&Arc::new(Status::default())).await;
+        let mut slow = TcpStream::connect(address).await.expect("it is taken");
+        slow.write_all(b"GET /metrics HT")
+            .await
+            .expect("it is read");
+        let read = timeout(2 * REQUEST_HEAD_TIMEOUT, slow.read(&mut [0; 8])).await;
+        assert!(matches!(read.expect("it is closed"), Ok(0) | Err(_)));
     }
 
     #[tokio::test]
