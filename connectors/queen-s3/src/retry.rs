@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 
-use crate::limits::{RETRY_MAX, RETRY_MIN};
+use crate::limits::{RETRY_AFTER_MAX, RETRY_MAX, RETRY_MIN};
 
 /// Hands out jitter seeds, so that a run with one first seed is the same run again.
 #[derive(Clone, Debug)]
@@ -44,10 +44,10 @@ pub struct Backoff {
 
 impl Backoff {
     /// The next pause: longer than the one before, at least `asked`, at most
-    /// [`RETRY_MAX`] plus jitter unless the server asked for more (and never over ten times that).
+    /// [`RETRY_MAX`] plus jitter unless the server asked for more, up to [`RETRY_AFTER_MAX`].
     pub fn next(&mut self, asked: Option<Duration>) -> Duration {
         let pause = self.pauses.next().unwrap_or(RETRY_MAX);
-        pause.max(asked.unwrap_or_default().min(RETRY_MAX * 10))
+        pause.max(asked.unwrap_or_default().min(RETRY_AFTER_MAX))
     }
 
     /// Begins again with the shortest pause, after a success.
@@ -77,5 +77,6 @@ mod tests {
             backoff.next(Some(Duration::from_secs(30))),
             Duration::from_secs(30)
         );
+        assert_eq!(backoff.next(Some(RETRY_AFTER_MAX * 2)), RETRY_AFTER_MAX);
     }
 }

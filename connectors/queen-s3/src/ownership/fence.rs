@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 use super::{Documents, Owner, present, to_value, version};
 use crate::broker::{BrokerError, BrokerErrorKind, KvAnswer};
 use crate::lake::documents::{CommitPointer, Intent, LeaseDocument};
-use crate::limits::{KV_NAMESPACE, LEASE_CALL_LEAST, RETRY_MAX};
+use crate::limits::{KV_NAMESPACE, LEASE_CALL_LEAST, RETRY_AFTER_MAX};
 use crate::observe::sampled::Sampled;
 use crate::retry::Backoff;
 
@@ -425,7 +425,7 @@ impl Fence {
     /// The pause before another try: short against the lease, unless the broker asked for more.
     fn pause(&self, backoff: &mut Backoff, asked: Option<Duration>) -> Duration {
         let pause = backoff.next(None).min(self.owner.ttl / 6);
-        pause.max(asked.unwrap_or_default().min(RETRY_MAX))
+        pause.max(asked.unwrap_or_default().min(RETRY_AFTER_MAX))
     }
 
     fn report(&self, error: &BrokerError) {
