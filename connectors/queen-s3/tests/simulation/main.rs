@@ -3,7 +3,7 @@
 //! still whole.
 //!
 //! `QUEEN_SIM_SEEDS=n` runs the first n seeds (500 by default) and `QUEEN_SIM_FIRST=m` starts at
-//! another one; `QUEEN_SIM_SEED=s` replays one and prints its events.
+//! another one; `QUEEN_SIM_SEED=s` replays one, and `QUEEN_SIM_TRACE=1` prints its events.
 
 mod mutations;
 mod world;

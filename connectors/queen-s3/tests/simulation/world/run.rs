@@ -74,7 +74,8 @@ impl fmt::Display for Broken {
         write!(
             f,
             "{}\n{:#?}\nseed {} broke after {:.3} virtual seconds: {}\nreplay it: \
-             QUEEN_SIM_SEED={} cargo test --test simulation whatever_happens\n",
+             QUEEN_SIM_SEED={} cargo test --manifest-path connectors/queen-s3/Cargo.toml \
+             --test simulation whatever_happens -- --nocapture\n",
             self.trace,
             self.scenario,
             self.seed,
