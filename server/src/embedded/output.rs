@@ -13,10 +13,14 @@ const CHUNK_BYTES: usize = 64 * 1_024;
 /// The level of a line stands among its first words.
 const LEVEL_WORDS: usize = 3;
 
+/// What the sink's lines are filtered by: the sink's own target, so that one `RUST_LOG` means the same
+/// to both processes. The broker's default names `queen`, which every target begins with.
+const TARGET: &str = "queen_s3";
+
 /// Reads `output` to its end and logs its lines. Holds one line and one chunk, whatever comes.
 pub async fn forward(output: impl AsyncRead + Unpin) {
     read(output, log_line, |suppressed| {
-        tracing::warn!(target: "queen::s3", suppressed, "lines of the embedded sink were suppressed");
+        tracing::warn!(target: TARGET, suppressed, "lines of the embedded sink were suppressed");
     })
     .await;
 }
@@ -159,12 +163,12 @@ fn clean(line: &[u8]) -> String {
 /// Logs a line at the level that it carries: a filter of the broker's log means the sink's too.
 fn log_line(line: &str) {
     match level(line) {
-        tracing::Level::ERROR => tracing::error!(target: "queen::s3", "{line}"),
-        tracing::Level::WARN => tracing::warn!(target: "queen::s3", "{line}"),
+        tracing::Level::ERROR => tracing::error!(target: TARGET, "{line}"),
+        tracing::Level::WARN => tracing::warn!(target: TARGET, "{line}"),
         tracing::Level::DEBUG | tracing::Level::TRACE => {
-            tracing::debug!(target: "queen::s3", "{line}");
+            tracing::debug!(target: TARGET, "{line}");
         }
-        tracing::Level::INFO => tracing::info!(target: "queen::s3", "{line}"),
+        tracing::Level::INFO => tracing::info!(target: TARGET, "{line}"),
     }
 }
 
@@ -251,6 +255,32 @@ mod tests {
         };
         tokio::join!(reading, writing);
         assert_eq!(lines.into_inner(), SINK_LINES_PER_WINDOW + 2);
+    }
+
+    #[test]
+    fn a_filter_of_the_sinks_lets_its_lines_through_the_broker() {
+        for (filter, shown) in [
+            ("warn,queen_s3=info", "info"),
+            ("warn,queen=info", "info"),
+            ("warn,queen_s3=debug", "debug"),
+            ("error", "error"),
+        ] {
+            let (mut written, writer) = std::io::pipe().expect("a pipe");
+            let subscriber = tracing_subscriber::fmt()
+                .with_env_filter(filter)
+                .with_writer(std::sync::Arc::new(writer))
+                .with_ansi(false)
+                .finish();
+            tracing::subscriber::with_default(subscriber, || {
+                for level in ["DEBUG", "INFO", "WARN", "ERROR"] {
+                    log_line(&format!("2026 {level} queen_s3: {}", level.to_lowercase()));
+                }
+            });
+            let mut text = String::new();
+            std::io::Read::read_to_string(&mut written, &mut text).expect("UTF-8");
+            let first = text.lines().next().expect("a line");
+            assert!(first.ends_with(shown), "{filter}: {text}");
+        }
     }
 
     #[test]

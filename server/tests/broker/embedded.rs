@@ -390,7 +390,7 @@ async fn the_sink_is_given_the_environment_without_the_brokers_secrets() {
         embedding.url
     );
     assert!(log.contains(&expected), "{expected}\n{log}");
-    until(|| async { embedding.read("broker.log").contains("queen::s3: started") }).await;
+    until(|| async { embedding.read("broker.log").contains("queen_s3: started") }).await;
 }
 
 #[tokio::test]
