@@ -325,6 +325,20 @@ async fn a_new_life_begins_at_offset_0_or_at_what_is_left_of_it() {
 }
 
 #[tokio::test]
+async fn two_lives_in_the_wrong_order_that_look_like_one_show_once_the_partition_goes_on() {
+    let mut lake = Lake::new();
+    lake.window(10, &[("a", 0, 1), ("a", 1, 2)]);
+    // 0 and 1 are the later life's, 2 and 3 are the former's and belong before them.
+    lake.window(
+        20,
+        &[("a", 0, 11), ("a", 1, 12), ("a", 2, 13), ("a", 3, 14)],
+    );
+    assert_eq!(lake.found().await, [], "offsets and ts of one life");
+    lake.window(30, &[("a", 2, 21)]);
+    assert_eq!(lake.found().await, [(Kind::Gap, Some(3), at("a", 0))]);
+}
+
+#[tokio::test]
 async fn another_lineage_is_found_once() {
     let mut lake = Lake::new();
     lake.window(10, &[("a", 0, 1)]);

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use queen_s3::broker::Name;
+use tracing::Dispatch;
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -16,6 +17,11 @@ use crate::{HOUR, SECOND, TEN, in_virtual_time};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
+/// Of one subscriber alone `tracing` asks the thread that comes to a line first, and another test's
+/// thread, which has none, would settle for all that nobody wants it.
+static ANOTHER: LazyLock<Dispatch> =
+    LazyLock::new(|| Dispatch::new(tracing_subscriber::registry()));
+
 /// What this thread logs.
 #[derive(Clone, Default)]
 pub struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -23,6 +29,7 @@ pub struct Lines(Arc<Mutex<Vec<u8>>>);
 impl Lines {
     /// Everything from now on, until the guard is dropped.
     pub fn start() -> (Self, DefaultGuard) {
+        LazyLock::force(&ANOTHER);
         let lines = Self::default();
         let subscriber = tracing_subscriber::fmt()
             .with_ansi(false)

@@ -5,6 +5,7 @@ mod ahead;
 mod answers;
 mod bucket;
 mod bytes;
+mod crashes;
 #[path = "../simulation/world/describe.rs"]
 mod describe;
 mod described;
@@ -19,6 +20,7 @@ mod million;
 mod panics;
 mod positions;
 mod reborn;
+mod room;
 mod settings;
 mod sink;
 mod starts;

@@ -19,7 +19,7 @@ use super::checker::Batch;
 use super::network::{Failure, Link};
 use super::scenario::{Answers, Lives};
 use super::sight::Shown;
-use super::{State, World};
+use super::{State, World, writers};
 
 #[async_trait]
 impl Broker for Link {
@@ -237,7 +237,17 @@ fn error(operation: &'static str, failure: Failure) -> BrokerError {
     }
 }
 
+/// Longest time, ms, that an answer takes where partitions are restless: what is not read when a life ends
+/// can be in the next window only if the sink is further behind than windows are.
+const LAG_MS: i64 = 80;
+
 async fn answer_fetch(world: &World, request: &FetchRequest) -> Answer {
+    writers::delete_as_it_is_read(world, request);
+    let lag = world.with(|state| match world.scenario.restless && !state.calm {
+        true => state.dice.millis(0, LAG_MS),
+        false => Duration::ZERO,
+    });
+    sleep(lag).await;
     let wait = Duration::from_millis(u64::from(request.max_wait_ms.min(30_000)));
     let until = Instant::now() + wait;
     loop {

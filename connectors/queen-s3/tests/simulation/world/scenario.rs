@@ -171,7 +171,7 @@ impl Scenario {
     /// dice: histories in which it does not matter do not follow from it.
     pub fn draw(dice: &mut Dice, own: &mut Dice) -> Self {
         let lives = own.pick(&[Lives::All, Lives::All, Lives::All, Lives::Some, Lives::None]);
-        let restless = lives == Lives::All && own.chance(0.5);
+        let restless = lives == Lives::All && own.chance(0.7);
         let lives = match lives {
             Lives::None if own.chance(0.5) => Lives::Foreign,
             lives => lives,
@@ -213,7 +213,7 @@ impl Scenario {
         };
         // Without ids it is the promise that tells a life from the former one.
         let lives_tell = ids || promise_breaks == 0.0;
-        let restless = restless && ids && partition_deletes;
+        let restless = restless && ids && deletes;
         // A sink that lags has something left to read when a life ends.
         let few_records = restless.then(|| own.pick(&[2, 5]));
         // A fetch looks at the record before the one it wants, so it must bring two.
@@ -253,7 +253,7 @@ impl Scenario {
             masked: dice.pick(&[0.0, 0.0, 0.02, 0.3]),
             ids,
             retention,
-            partition_deletes: partition_deletes && lives_tell,
+            partition_deletes: restless || partition_deletes && lives_tell,
             restless,
             queue_deletes: queue_deletes && lives_tell,
             promise_breaks,

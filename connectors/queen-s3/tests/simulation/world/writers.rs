@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use queen_s3::broker::Name;
+use queen_s3::broker::{FetchRequest, Name};
 use tokio::time::sleep;
 
 use super::bodies::{partition_name, record};
@@ -24,6 +24,8 @@ const HELD: Duration = Duration::from_millis(200);
 const MADE_AGAIN: i64 = 60;
 /// As many where partitions are restless: a sink that lags has not read so far.
 const RESTLESS: i64 = 300;
+/// Probability that a partition ends with the request for it on its way, where they are.
+const ENDS_AS_IT_IS_READ: f64 = 0.02;
 /// Longest time that a transaction stays open, ms.
 const LONG_MS: i64 = 90_000;
 
@@ -193,6 +195,28 @@ pub async fn delete(world: Arc<World>) {
             world.note(format_args!("queue {queue} is made again"));
             world.with(|state| state.log.create_queue(queue));
         }
+    }
+}
+
+/// Deletes a partition that is asked for, now and then where partitions are restless: something of it was
+/// unread then, for sure.
+pub fn delete_as_it_is_read(world: &World, request: &FetchRequest) {
+    let scenario = &world.scenario;
+    if !scenario.restless {
+        return;
+    }
+    let now = world.broker_now();
+    let deleted = world.with(|state| {
+        if state.calm || !state.dice.chance(ENDS_AS_IT_IS_READ) {
+            return None;
+        }
+        let last = request.entries.len() as i64 - 1;
+        let at = usize::try_from(state.dice.between(0, last)).unwrap_or(0);
+        let name = request.entries[at].partition.clone();
+        delete_partition(state, scenario, &request.queue, &name, now).then_some(name)
+    });
+    if let Some(name) = deleted {
+        world.note(format_args!("deleted as it is read: partition {name:?}"));
     }
 }
 
