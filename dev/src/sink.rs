@@ -104,11 +104,6 @@ impl Sink {
         &self.logs
     }
 
-    /// The mark of its last start in the log.
-    pub fn started_at(&self) -> u64 {
-        self.start
-    }
-
     /// Kills the sink with SIGKILL and waits until it is gone.
     pub fn kill(&self) {
         self.process.kill();

@@ -116,14 +116,9 @@ impl LakeKeys {
         key
     }
 
-    /// What every data key of this queue starts with.
+    /// What every data key of this queue starts with, the first directory's name included.
     pub fn windows(&self) -> String {
-        let Self {
-            prefix,
-            sink,
-            queue,
-        } = self;
-        format!("{prefix}/{sink}/queue={queue}/dt=")
+        format!("{}dt=", self.data_directory())
     }
 
     /// Whether `key` is a data key of window `k` of this queue.

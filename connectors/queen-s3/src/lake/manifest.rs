@@ -105,21 +105,6 @@ impl Manifest {
     }
 }
 
-impl OffsetRange {
-    /// How many offsets it holds.
-    pub fn count(&self) -> u64 {
-        match self.from <= self.to {
-            true => self.to.abs_diff(self.from).saturating_add(1),
-            false => 0,
-        }
-    }
-
-    /// Whether it holds `offset` of `partition`.
-    pub fn holds(&self, partition: &str, offset: i64) -> bool {
-        (self.from..=self.to).contains(&offset) && self.partition == partition
-    }
-}
-
 /// Offsets of one partition, both ends inclusive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OffsetRange {
@@ -132,9 +117,22 @@ pub struct OffsetRange {
 }
 
 impl OffsetRange {
+    /// How many offsets it holds.
+    pub fn count(&self) -> u64 {
+        match self.from <= self.to {
+            true => self.to.abs_diff(self.from).saturating_add(1),
+            false => 0,
+        }
+    }
+
     /// Whether `offset` lies in the range.
     pub fn contains(&self, offset: i64) -> bool {
         (self.from..=self.to).contains(&offset)
+    }
+
+    /// Whether it holds `offset` of `partition`.
+    pub fn holds(&self, partition: &str, offset: i64) -> bool {
+        self.contains(offset) && self.partition == partition
     }
 }
 

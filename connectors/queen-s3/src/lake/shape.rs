@@ -110,14 +110,6 @@ impl Align {
         }
     }
 
-    /// End (exclusive) of that directory.
-    pub fn directory_end(self, at: Micros) -> Micros {
-        match self {
-            Self::None => Self::Hour.bucket_end(at),
-            aligned => aligned.bucket_end(at),
-        }
-    }
-
     /// End (exclusive) of the bucket that holds `at`; [`Micros::MAX`] without alignment.
     pub fn bucket_end(self, at: Micros) -> Micros {
         match self.width() {

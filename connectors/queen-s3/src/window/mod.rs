@@ -250,11 +250,6 @@ impl Engine {
         self.named.remove(partition);
     }
 
-    /// Notes ranges that are lost although nothing here shows it.
-    pub fn note_also_lost(&mut self, lost: Vec<OffsetRange>) {
-        self.lost.extend(lost);
-    }
-
     /// Takes out the ranges that are known to be deleted and that no window names yet.
     pub fn take_lost(&mut self) -> Vec<OffsetRange> {
         std::mem::take(&mut self.lost)
