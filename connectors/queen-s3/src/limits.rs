@@ -142,12 +142,16 @@ pub const PROBE_BYTES: u32 = 1_024;
 pub const FULL_PASS_EVERY: Duration = Duration::from_secs(3_600);
 /// Partitions that a redo fetches in one call.
 pub const STREAM_ENTRIES: usize = 64;
+/// Least pause between two passes where `QUEEN_S3_DISCOVERY_INTERVAL_MS` is longer and a window's age asks
+/// for one.
+pub const PASS_PAUSE_LEAST: Duration = Duration::from_secs(1);
 /// How long a partition that the broker cannot read is left alone.
 pub const ENTRY_RETRY: Duration = Duration::from_secs(5);
 /// How long a connection to Queen or to the store may take to open.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Least pace of an object and of a fetch answer, beyond the time for the first bytes: 64 kbit/s.
-pub const BODY_LEAST_BYTES_PER_SECOND: u32 = 8 * 1024;
+/// Least pace of an object and of a fetch answer, beyond the time for the first bytes: 8 kbit/s, because
+/// many of them may share a slow line.
+pub const BODY_LEAST_BYTES_PER_SECOND: u32 = 1_024;
 /// How long Queen may take to answer, beyond the time that a fetch asks it to wait, and how long
 /// an answer's next bytes may take.
 pub const BROKER_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -164,8 +168,9 @@ pub const ERROR_BODY_BYTES: usize = 16 * 1024;
 pub const EXCERPT_CHARS: usize = 300;
 /// Connections of scrapes and probes that are open at a time, at most.
 pub const OBSERVERS: usize = 32;
-/// How long a scrape or a probe may take to say what it wants.
-pub const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a scrape or a probe may take to say what it wants, and a connection may wait for the next
+/// one: longer than the usual pause between two.
+pub const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(100);
 /// Pause after a connection could not be accepted: for want of descriptors, say.
 pub const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Longest `Retry-After` that is obeyed: what says more, or says it by a clock that is wrong, is asked

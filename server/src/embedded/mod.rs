@@ -234,6 +234,7 @@ impl Supervisor {
         };
         // Told before it is shown: who sees it run finds this line.
         tracing::info!(
+            target: output::TARGET,
             pid = child.pid(),
             bin = %self.config.program.display(),
             queen_url = %shown(&self.url),
@@ -277,7 +278,7 @@ impl Supervisor {
             }
         };
         let exit = describe(status);
-        tracing::info!(exit, "the embedded sink has stopped");
+        tracing::info!(target: output::TARGET, exit, "the embedded sink has stopped");
         self.state.ended(Phase::Stopped, Some(exit), Duration::ZERO);
     }
 

@@ -15,7 +15,7 @@ const LEVEL_WORDS: usize = 3;
 
 /// What the sink's lines are filtered by: the sink's own target, so that one `RUST_LOG` means the same
 /// to both processes. The broker's default names `queen`, which every target begins with.
-const TARGET: &str = "queen_s3";
+pub(super) const TARGET: &str = "queen_s3";
 
 /// Reads `output` to its end and logs its lines. Holds one line and one chunk, whatever comes.
 pub async fn forward(output: impl AsyncRead + Unpin) {

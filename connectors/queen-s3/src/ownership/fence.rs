@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 use super::{Documents, Owner, present, to_value, version};
 use crate::broker::{BrokerError, BrokerErrorKind, KvAnswer};
 use crate::lake::documents::{CommitPointer, Intent, LeaseDocument};
-use crate::limits::{KV_NAMESPACE, LEASE_CALL_LEAST, RETRY_AFTER_MAX};
+use crate::limits::{KV_NAMESPACE, LEASE_CALL_LEAST};
 use crate::observe::sampled::Sampled;
 use crate::retry::Backoff;
 
@@ -422,10 +422,9 @@ impl Fence {
         }
     }
 
-    /// The pause before another try: short against the lease, unless the broker asked for more.
+    /// The pause before another try.
     fn pause(&self, backoff: &mut Backoff, asked: Option<Duration>) -> Duration {
-        let pause = backoff.next(None).min(self.owner.ttl / 6);
-        pause.max(asked.unwrap_or_default().min(RETRY_AFTER_MAX))
+        paused(backoff.next(None), asked, self.owner.ttl)
     }
 
     fn report(&self, error: &BrokerError) {
@@ -439,6 +438,32 @@ impl Fence {
                 suppressed,
                 "the lease or a commit document could not be written; trying again"
             );
+        }
+    }
+}
+
+/// A pause that is short against the lease's `ttl`: a little longer where the broker asked for more, and never
+/// so long that the lease ends meanwhile.
+fn paused(pause: Duration, asked: Option<Duration>, ttl: Duration) -> Duration {
+    let asked = asked.unwrap_or_default();
+    pause.min(ttl / 6).max(asked.min(ttl / 3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_pause_outlasts_the_lease_whatever_the_broker_asks_for() {
+        let seconds = Duration::from_secs;
+        let ttl = seconds(30);
+        for (pause, asked, expected) in [
+            (seconds(1), None, seconds(1)),
+            (seconds(60), None, seconds(5)),
+            (seconds(1), Some(seconds(7)), seconds(7)),
+            (seconds(1), Some(seconds(600)), seconds(10)),
+        ] {
+            assert_eq!(paused(pause, asked, ttl), expected, "{asked:?}");
         }
     }
 }

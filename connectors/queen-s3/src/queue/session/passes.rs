@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use super::{Event, Session};
 use crate::broker::{BrokerError, Changed, ChangedRequest, EntryError};
-use crate::limits::{CHANGED_PAGE, FULL_PASS_EVERY};
+use crate::limits::{CHANGED_PAGE, FULL_PASS_EVERY, PASS_PAUSE_LEAST};
 use crate::observe::sampled::Sampled;
 use crate::queue::absence::Absence;
 use crate::queue::doubtful::Doubtful;
@@ -234,7 +234,9 @@ impl Session<'_> {
             Some(us) => (Duration::from_micros(us.unsigned_abs()) + slack).max(age / 10),
             None => age + slack,
         };
-        settings.discovery_interval.min(patience)
+        settings
+            .discovery_interval
+            .min(patience.max(PASS_PAUSE_LEAST))
     }
 
     /// Notes an answer that the queue is gone. Its partitions have ended only when later answers
