@@ -143,7 +143,8 @@ impl Engine {
             named_at: now,
             written: listed.last_write_at.unwrap_or(Micros::MIN),
             flags: Flags {
-                skipping: !(whole || written),
+                // Where nothing is to be read yet, all that comes is new.
+                skipping: !(whole || written || position == Some(end)),
                 starts_here: position == Some(listed.log_start),
                 ..Flags::default()
             },

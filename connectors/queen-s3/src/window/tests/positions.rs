@@ -205,3 +205,15 @@ fn what_goes_while_a_position_is_searched_is_lost_unless_it_was_below_the_commit
         assert_eq!(ranges, lost);
     }
 }
+
+#[test]
+fn what_comes_to_a_partition_that_was_met_empty_is_new_however_old_it_is() {
+    let mut engine = engine(1_000);
+    pass(&mut engine, 1_010, &[listed("a", 24, 23, None)]);
+    pass(&mut engine, 1_010, &[listed("a", 24, 24, None)]);
+    read(&mut engine, "a", &[(24, 900)], 25);
+    pass(&mut engine, 1_010 + AGE, &[]);
+    let window = window(&mut engine);
+    assert_eq!(offsets(&window), [("a".to_owned(), vec![24])]);
+    assert_eq!(window.late.len(), 1);
+}
