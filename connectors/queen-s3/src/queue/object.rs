@@ -30,7 +30,8 @@ const ENCODER_IN_PLACE: &str = "the encoder is in place between two steps";
 
 /// Why an object did not get written.
 pub(super) enum Trouble {
-    /// The store forgot the upload: the object has to be built again.
+    /// The store forgot the upload, or a block was not what the broker said of it: the object has to be
+    /// built again.
     Restart,
     /// An object that is there is not the one that was built: it has to be read.
     Differs,

@@ -24,6 +24,10 @@ const SEEDS: u64 = 500;
 /// shows that the simulation still finds them.
 const KEPT: &[(u64, &str)] = &[
     (
+        198,
+        "a record below the cut comes to a partition that was met empty",
+    ),
+    (
         287,
         "a partition that only the look before the first pass names is deleted",
     ),

@@ -41,8 +41,8 @@ use sizing::Sizing;
 pub(in crate::queue) enum Outcome {
     /// Work on the queue ends.
     End(End),
-    /// A window that does not fit in memory, or of which the store forgot an upload: its intent is
-    /// durable, and it is to be written as a redo is.
+    /// A window that does not fit in memory, or of which an object could not be brought to its end: its
+    /// intent is durable, and it is to be written as a redo is.
     Redo(Box<Redo>),
 }
 
@@ -151,7 +151,8 @@ impl Task {
         }
     }
 
-    /// Runs the queue, of which another session has `left` something, until it ends or a window has to be written the other way.
+    /// Runs the queue, of which another session has `left` something, until it ends or a window has to be
+    /// written the other way.
     pub(super) async fn session(
         &self,
         fence: &Fence,
