@@ -14,7 +14,7 @@ pub const TRANSACTION_ID_MAX_BYTES: usize = 1_024;
 pub const SEGMENT_TARGET_BYTES: usize = MIB;
 /// Records per segment at most: what one fetch entry can hold.
 pub const SEGMENT_MAX_RECORDS: usize = FETCH_RECORDS_PER_ENTRY;
-/// Level that segments are compressed with: fast, because producers wait for it.
+/// Level of zstd that segments are compressed with: fast, because producers wait for it.
 pub const SEGMENT_ZSTD_LEVEL: i32 = 1;
 /// How often a push is tried when nothing of it was written: deadlock, deletion meanwhile, a lock that could not
 /// be had in time.

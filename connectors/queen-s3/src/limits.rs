@@ -17,6 +17,8 @@ pub const CHANGED_SINCE_SLACK_US: i64 = 2_000_000;
 pub const KV_NAMESPACE: &str = "queen-s3";
 /// Bytes in a unit of every `_MB` variable.
 pub const MIB: usize = 1_048_576;
+/// Longest content of a frame of LZ4 that is read: that of the one block it has.
+pub const LZ4_CONTENT_BYTES: usize = 4 * MIB;
 /// Length of one part of a multipart upload.
 pub const PART_BYTES: usize = 16 * MIB;
 /// Record bytes that are given to a compressor at a time.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::auth::Authority;
 use crate::embedded::settings::EmbeddedConfig;
 use crate::limits::{BESIDES_STATEMENTS, DELETED_GROUP_LEAST, DELIVERY_LEASE_LEAST, MIB};
+use crate::log::frame::Compression;
 use crate::log::seal::SealKey;
 use crate::tls::Tls;
 
@@ -116,6 +117,8 @@ pub struct Config {
     pub database_named: bool,
     /// How far `safeTime` lies behind when sessions are hidden: whole seconds.
     pub safe_floor: Duration,
+    /// How segments are compressed.
+    pub compression: Compression,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
     /// The lanes.
@@ -209,6 +212,7 @@ impl Config {
         .any(|name| reader.is_set(name));
         let floor_millis = reader.number("QUEEN_FETCH_SAFE_FLOOR_MS", 1_000, 3_600_000);
         let safe_floor = Duration::from_secs(floor_millis.div_ceil(1_000));
+        let compression = reader.parsed("QUEEN_SEGMENT_COMPRESSION", Compression::default());
         let max_body_bytes = reader.number("QUEEN_MAX_BODY_MB", 1, 512) as usize * MIB;
         let lanes = LaneConfig {
             queue: reader.number("QUEEN_LANE_QUEUE", 0, 1_000_000) as usize,
@@ -269,6 +273,7 @@ impl Config {
             database,
             database_named,
             safe_floor,
+            compression,
             max_body_bytes,
             lanes,
             id_memory_bytes,
@@ -465,6 +470,23 @@ mod tests {
         ] {
             assert!(errors.contains(part), "{errors}");
         }
+    }
+
+    #[test]
+    fn segments_are_compressed_with_lz4_unless_zstd_is_asked_for() {
+        let with = |value| Ok(read(&[("QUEEN_SEGMENT_COMPRESSION", value)])?.compression);
+        for (value, compression) in [
+            (" ", Compression::Lz4),
+            ("lz4", Compression::Lz4),
+            ("zstd", Compression::Zstd),
+        ] {
+            assert_eq!(with(value), Ok(compression));
+        }
+        let errors: ConfigErrors = with("gzip").expect_err("refused");
+        assert_eq!(
+            errors.0,
+            ["QUEEN_SEGMENT_COMPRESSION: \"gzip\" does not parse; accepted: lz4 or zstd"]
+        );
     }
 
     #[test]

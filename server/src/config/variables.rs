@@ -117,6 +117,12 @@ pub const VARIABLES: &[Variable] = &[
         "How far `safeTime` lies behind when sessions are hidden from the broker, rounded up to seconds. The three timeouts above must add up to less.",
     ),
     variable(
+        "QUEEN_SEGMENT_COMPRESSION",
+        "lz4",
+        "lz4 or zstd",
+        "How what is pushed is compressed in the database. `lz4` costs who reads it less than half; `zstd` takes a third less room where pushes are large. Either is read, whichever is set.",
+    ),
+    variable(
         "QUEEN_MAX_BODY_MB",
         "64",
         "1 to 512",

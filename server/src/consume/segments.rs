@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use crate::error::ApiError;
 use crate::log::codec::{BlockWriter, Damage, Record, Records, decompress};
+use crate::log::frame::Compression;
 use crate::log::seal::{Place, SealKey, is_sealed, opened};
 use crate::session::Session;
 use crate::timestamp::Timestamp;
@@ -61,14 +62,14 @@ impl OneRecord {
     ///
     /// # Errors
     ///
-    /// [`Damage`], or zstd's own failure for lack of memory.
+    /// [`Damage`], or the compressor's own failure for lack of memory.
     pub fn copy(
         record: Record<'_>,
         block: &[u8],
         place: Place<'_>,
         key: Option<&SealKey>,
     ) -> Result<Self, Damage> {
-        let mut writer = BlockWriter::new();
+        let mut writer = BlockWriter::new(Compression::default());
         writer.push(record.id, record.payload);
         let built = writer
             .finish()

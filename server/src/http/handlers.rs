@@ -40,7 +40,9 @@ pub async fn push(
     // A client that goes away must not keep the written from being told to those who wait.
     let task = tokio::spawn(async move {
         let mut turn = broker.lanes.turn(Lane::Push, slot);
-        let push = parsed(body.clone(), push::prepare).await?;
+        let compression = broker.config.compression;
+        let prepare = move |body: &Bytes| push::prepare(body, compression);
+        let push = parsed(body.clone(), prepare).await?;
         if push.is_empty() {
             return Ok(b"[]".to_vec());
         }

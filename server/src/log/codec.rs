@@ -1,5 +1,5 @@
-//! The block of a segment: its records, one after the other, in one zstd frame, behind a description
-//! of what is in it.
+//! The block of a segment: its records, one after the other, in one [frame](super::frame), behind a
+//! description of what is in it.
 //!
 //! ```text
 //! description: u32 0x184D2A5A | u32 10 | u8 1 | u8 ids | u32 empty payloads | u32 CRC-32C
@@ -7,24 +7,19 @@
 //! ```
 //!
 //! Integers are little-endian. The id is the transaction id as a JSON string, quotes included, and
-//! the payload the bytes that were pushed: both are copied into an answer as they are. The frame
-//! carries zstd's checksum of its content, so damage is found before anything is read from it.
+//! the payload the bytes that were pushed: both are copied into an answer as they are.
 //!
-//! The description is a skippable frame, which every zstd decoder passes over. Who has it knows that
+//! The description is a skippable frame, which every decoder of zstd or LZ4 passes over. Who has it knows that
 //! the block is whole and how long the records' texts are together, and need not decompress it before
 //! they are wanted: `ids` is 0 where no id has an escape, 1 where some may; the checksum is that of the
-//! six bytes before it and the frame behind it. A block may come without a description, as those do that
-//! were stored before there were any.
-
-use std::cell::RefCell;
-use std::io::Cursor;
+//! six bytes before it and the frame behind it. A zstd frame may come without a description, as those do that
+//! were stored before there were any; it tells damage by its own checksum.
 
 use crc32c::{crc32c, crc32c_append};
 use memchr::memchr;
-use zstd::bulk::{Compressor, Decompressor};
-use zstd::zstd_safe::{CParameter, compress_bound};
 
-use crate::limits::{SEGMENT_MAX_RECORDS, SEGMENT_TARGET_BYTES, SEGMENT_ZSTD_LEVEL};
+use super::frame::{self, Compression};
+use crate::limits::{SEGMENT_MAX_RECORDS, SEGMENT_TARGET_BYTES};
 
 /// The layout described above.
 const LAYOUT: u8 = 1;
@@ -39,14 +34,17 @@ const DESCRIPTION_LAYOUT: u8 = 1;
 /// Bytes of a description behind its number and its length.
 const DESCRIBED: usize = 1 + 1 + 4 + 4;
 /// Bytes of a description.
-pub(super) const DESCRIPTION_BYTES: usize = DESCRIPTION.len() + 4 + DESCRIBED;
+const DESCRIPTION_BYTES: usize = DESCRIPTION.len() + 4 + DESCRIBED;
 
 /// A block cannot be read.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Damage {
-    /// zstd refuses the frame: cut, changed, or not a frame.
+    /// The frame does not decompress: cut, changed, or not a frame.
     #[error("the block does not decompress: {0}")]
     Frame(String),
+    /// The frame is not the one described.
+    #[error("the block is not what its description says")]
+    Checksum,
     /// The content has another length than the segment says.
     #[error("the block holds {found} bytes, the segment says {expected}")]
     Length {
@@ -81,14 +79,17 @@ pub struct Block {
     pub raw_bytes: usize,
     /// Payload lengths added up, an empty payload counting 1.
     pub payload_bytes: usize,
-    /// What is stored: the description and the zstd frame.
+    /// What is stored: the description and the frame.
     pub bytes: Vec<u8>,
 }
 
 /// Builds a block record by record.
 #[derive(Debug)]
 pub struct BlockWriter {
+    compression: Compression,
     raw: Vec<u8>,
+    /// The frame being made.
+    frame: Vec<u8>,
     records: usize,
     payload_bytes: usize,
     escapes: bool,
@@ -96,10 +97,12 @@ pub struct BlockWriter {
 }
 
 impl BlockWriter {
-    /// An empty block.
-    pub fn new() -> Self {
+    /// An empty block, which will be compressed so.
+    pub fn new(compression: Compression) -> Self {
         Self {
+            compression,
             raw: vec![LAYOUT],
+            frame: Vec::new(),
             records: 0,
             payload_bytes: 0,
             escapes: false,
@@ -137,7 +140,7 @@ impl BlockWriter {
     ///
     /// # Errors
     ///
-    /// zstd's own, which only lack of memory brings about.
+    /// The compressor's own, which only lack of memory brings about.
     pub fn finish(&mut self) -> std::io::Result<Block> {
         let block = Block {
             records: self.records,
@@ -154,29 +157,18 @@ impl BlockWriter {
     }
 
     /// The description, and the frame behind it.
-    fn compress(&self) -> std::io::Result<Vec<u8>> {
-        let bound = DESCRIPTION_BYTES + compress_bound(self.raw.len());
-        let mut block = Cursor::new(Vec::with_capacity(bound));
-        block.set_position(DESCRIPTION_BYTES as u64);
-        compress(&self.raw, &mut block)?;
-        let mut block = block.into_inner();
-        let (description, frame) = block.split_at_mut(DESCRIPTION_BYTES);
+    fn compress(&mut self) -> std::io::Result<Vec<u8>> {
+        frame::compress(&self.raw, self.compression, &mut self.frame)?;
         let [a, b, c, d] = self.empty_payloads.to_le_bytes();
         let told = [DESCRIPTION_LAYOUT, u8::from(self.escapes), a, b, c, d];
-        let parts: [&[u8]; 4] = [
+        let parts: [&[u8]; 5] = [
             &DESCRIPTION,
             &(DESCRIBED as u32).to_le_bytes(),
             &told,
-            &crc32c_append(crc32c(&told), frame).to_le_bytes(),
+            &crc32c_append(crc32c(&told), &self.frame).to_le_bytes(),
+            &self.frame,
         ];
-        description.copy_from_slice(&parts.concat());
-        Ok(block)
-    }
-}
-
-impl Default for BlockWriter {
-    fn default() -> Self {
-        Self::new()
+        Ok(parts.concat())
     }
 }
 
@@ -234,72 +226,72 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
-thread_local! {
-    // A zstd context is hundreds of kilobytes: one per thread, not one per block.
-    static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
-    static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
-}
-
-/// Compresses `raw` into `out`, from its position on.
-fn compress(raw: &[u8], out: &mut Cursor<Vec<u8>>) -> std::io::Result<()> {
-    COMPRESSOR.with_borrow_mut(|slot| {
-        if slot.is_none() {
-            let mut compressor = Compressor::new(SEGMENT_ZSTD_LEVEL)?;
-            compressor.set_parameter(CParameter::ChecksumFlag(true))?;
-            *slot = Some(compressor);
-        }
-        match slot {
-            Some(compressor) => compressor.compress_to_buffer(raw, out).map(drop),
-            None => unreachable!("the compressor was made above"),
-        }
-    })
-}
-
-/// The zstd frame of an open `block`, without the description before it.
-pub fn frame_of(block: &[u8]) -> &[u8] {
+/// The description of an open `block`, if it has one, and its frame.
+fn split(block: &[u8]) -> (Option<&[u8]>, &[u8]) {
     match block.split_at_checked(DESCRIPTION_BYTES) {
-        Some((description, frame)) if description.starts_with(&DESCRIPTION) => frame,
-        _ => block,
+        Some((description, frame)) if description.starts_with(&DESCRIPTION) => {
+            (Some(&description[DESCRIPTION.len() + 4..]), frame)
+        }
+        _ => (None, block),
     }
+}
+
+/// Whether an open `block` is of zstd.
+pub fn is_zstd(block: &[u8]) -> bool {
+    frame::is_zstd(split(block).1)
+}
+
+/// The zstd frame of an open `block`, for who takes no other: made anew in `raw` and `frame` where it has
+/// another one.
+///
+/// # Errors
+///
+/// As [`decompress`].
+pub fn zstd_frame_of<'a>(
+    block: &'a [u8],
+    raw_bytes: usize,
+    raw: &mut Vec<u8>,
+    frame: &'a mut Vec<u8>,
+) -> Result<&'a [u8], Damage> {
+    let (_, stored) = split(block);
+    if frame::is_zstd(stored) {
+        return Ok(stored);
+    }
+    decompress(block, raw_bytes, raw)?;
+    let made = frame::compress(raw, Compression::Zstd, frame);
+    made.map_err(|error| Damage::Frame(error.to_string()))?;
+    Ok(frame)
 }
 
 /// Decompresses an open `block`, whose content is `raw_bytes` long, into `out`, replacing what was there.
 ///
 /// # Errors
 ///
-/// [`Damage::Frame`] or [`Damage::Length`]; `out` then holds nothing of use.
+/// [`Damage::Checksum`], [`Damage::Frame`] or [`Damage::Length`]; `out` then holds nothing of use.
 pub fn decompress(block: &[u8], raw_bytes: usize, out: &mut Vec<u8>) -> Result<(), Damage> {
-    let frame = frame_of(block);
-    out.clear();
-    out.reserve(raw_bytes);
-    DECOMPRESSOR.with_borrow_mut(|slot| {
-        if slot.is_none() {
-            *slot = Some(Decompressor::new().map_err(|error| Damage::Frame(error.to_string()))?);
+    let (description, frame) = split(block);
+    if !frame::is_zstd(frame) {
+        let told = description.and_then(|description| description.split_last_chunk());
+        let (told, checksum) = told.ok_or(Damage::Checksum)?;
+        if crc32c_append(crc32c(told), frame).to_le_bytes() != *checksum {
+            return Err(Damage::Checksum);
         }
-        match slot {
-            Some(decompressor) => decompressor
-                .decompress_to_buffer(frame, out)
-                .map_err(|error| Damage::Frame(error.to_string())),
-            None => unreachable!("the decompressor was made above"),
-        }
-    })?;
-    if out.len() != raw_bytes {
-        return Err(Damage::Length {
-            expected: raw_bytes,
-            found: out.len(),
-        });
     }
-    Ok(())
+    frame::decompress(frame, raw_bytes, out)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use proptest::prelude::*;
 
     use super::*;
 
-    fn block(records: &[(&str, &str)]) -> Block {
-        let mut writer = BlockWriter::new();
+    const COMPRESSIONS: [Compression; 2] = [Compression::Lz4, Compression::Zstd];
+
+    fn block(records: &[(&str, &str)], compression: Compression) -> Block {
+        let mut writer = BlockWriter::new(compression);
         for (id, payload) in records {
             writer.push(id.as_bytes(), payload.as_bytes());
         }
@@ -309,9 +301,10 @@ mod tests {
     proptest! {
         #[test]
         fn a_block_gives_back_every_record(
-            records in prop::collection::vec((".{0,20}", ".{0,200}"), 0..50)
+            records in prop::collection::vec((".{0,20}", ".{0,200}"), 0..50),
+            compression in prop::sample::select(&COMPRESSIONS[..]),
         ) {
-            let mut writer = BlockWriter::new();
+            let mut writer = BlockWriter::new(compression);
             for (id, payload) in &records {
                 writer.push(id.as_bytes(), payload.as_bytes());
             }
@@ -342,28 +335,56 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_byte_of_a_frame_is_found() {
-        let block = block(&[("\"a\"", "{\"n\":1}"), ("\"b\"", "{\"n\":2}")]);
-        let mut raw = Vec::new();
-        decompress(&block.bytes, block.raw_bytes, &mut raw).expect("whole");
-        let whole = raw.clone();
-        for at in 0..block.bytes.len() {
-            let mut changed = block.bytes.clone();
-            changed[at] ^= 0x55;
-            let outcome = decompress(&changed, block.raw_bytes, &mut raw);
-            assert!(
-                outcome.is_err() || raw == whole,
-                "byte {at} changed unnoticed"
+    fn every_changed_byte_and_every_cut_of_a_frame_is_found() {
+        for compression in COMPRESSIONS {
+            let block = block(
+                &[("\"a\"", "{\"n\":1}"), ("\"b\"", "{\"n\":2}")],
+                compression,
             );
+            let mut raw = Vec::new();
+            decompress(&block.bytes, block.raw_bytes, &mut raw).expect("whole");
+            let whole = raw.clone();
+            for at in 0..block.bytes.len() {
+                let mut changed = block.bytes.clone();
+                changed[at] ^= 0x55;
+                let outcome = decompress(&changed, block.raw_bytes, &mut raw);
+                assert!(
+                    outcome.is_err() || raw == whole,
+                    "byte {at} changed unnoticed: {compression:?}"
+                );
+                let cut = decompress(&block.bytes[..at], block.raw_bytes, &mut raw);
+                assert!(cut.is_err(), "cut at {at} unnoticed: {compression:?}");
+            }
+            let length = block.raw_bytes + 1;
+            assert!(decompress(&block.bytes, length, &mut raw).is_err());
         }
-        assert!(
-            decompress(
-                &block.bytes[..block.bytes.len() - 1],
-                block.raw_bytes,
-                &mut raw
-            )
-            .is_err()
-        );
+    }
+
+    #[test]
+    fn an_lz4_frame_is_not_read_without_a_description_of_it() {
+        let block = block(&[("\"a\"", "1")], Compression::Lz4);
+        let (_, frame) = split(&block.bytes);
+        let outcome = decompress(frame, block.raw_bytes, &mut Vec::new());
+        assert_eq!(outcome, Err(Damage::Checksum));
+    }
+
+    #[test]
+    fn who_takes_zstd_alone_is_given_the_same_content() {
+        let records = [("\"a\"", "{\"n\":1}"), ("\"b\"", "")];
+        let (mut raw, mut frame, mut read) = (Vec::new(), Vec::new(), Vec::new());
+        for compression in COMPRESSIONS {
+            let block = block(&records, compression);
+            let zstd = zstd_frame_of(&block.bytes, block.raw_bytes, &mut raw, &mut frame);
+            let zstd = zstd.expect("whole");
+            assert!(is_zstd(zstd));
+            let content = zstd::stream::decode_all(zstd).expect("a zstd frame");
+            decompress(&block.bytes, block.raw_bytes, &mut read).expect("whole");
+            assert_eq!(content, read);
+        }
+        let mut changed = block(&records, Compression::Lz4).bytes;
+        changed[30] ^= 1;
+        let outcome = zstd_frame_of(&changed, 33, &mut raw, &mut frame);
+        assert_eq!(outcome, Err(Damage::Checksum));
     }
 
     #[test]
@@ -379,9 +400,9 @@ mod tests {
     #[test]
     fn a_description_says_what_is_in_the_block() {
         let described = |records: &[(&str, &str)]| {
-            let block = block(records);
+            let block = block(records, Compression::Lz4);
             let (description, frame) = block.bytes.split_at(DESCRIPTION_BYTES);
-            assert_eq!(frame_of(&block.bytes), frame);
+            assert_eq!(split(&block.bytes).1, frame);
             let told = [&description[8..14], frame].concat();
             assert_eq!(description[14..], crc32c(&told).to_le_bytes());
             description[..14].to_vec()
@@ -397,7 +418,7 @@ mod tests {
 
     #[test]
     fn a_writer_describes_each_block_by_itself() {
-        let mut writer = BlockWriter::new();
+        let mut writer = BlockWriter::new(Compression::Lz4);
         writer.push(b"\"\\n\"", b"");
         let first = writer.finish().expect("memory");
         writer.push(b"\"n\"", b"1");
@@ -407,31 +428,53 @@ mod tests {
     }
 
     #[test]
-    fn a_block_without_a_description_is_read() {
-        let block = block(&[("\"a\"", "1")]);
+    fn a_zstd_block_without_a_description_is_read() {
+        let block = block(&[("\"a\"", "1")], Compression::Zstd);
         let mut raw = Vec::new();
-        decompress(frame_of(&block.bytes), block.raw_bytes, &mut raw).expect("whole");
+        decompress(split(&block.bytes).1, block.raw_bytes, &mut raw).expect("whole");
         assert!(Records::new(&raw).is_ok());
     }
 
     #[test]
-    fn other_decoders_pass_a_description_over() {
-        let block = block(&[("\"a\"", "1")]);
-        let raw = zstd::stream::decode_all(&block.bytes[..]).expect("whole");
-        assert_eq!(raw.len(), block.raw_bytes);
+    fn other_decoders_pass_a_description_over_and_read_the_frame() {
+        let zstd = block(&[("\"a\"", "1")], Compression::Zstd);
+        let raw = zstd::stream::decode_all(&zstd.bytes[..]).expect("whole");
+        assert_eq!(raw.len(), zstd.raw_bytes);
+        let compressible = format!("\"{}\"", "x".repeat(1_000));
+        for payload in ["1", &compressible] {
+            let lz4 = block(&[("\"a\"", payload)], Compression::Lz4);
+            let mut decoder = lz4_flex::frame::FrameDecoder::new(split(&lz4.bytes).1);
+            let mut raw = Vec::new();
+            decoder.read_to_end(&mut raw).expect("whole");
+            assert_eq!(raw.len(), lz4.raw_bytes);
+        }
     }
 
     #[test]
     fn an_empty_payload_counts_one_byte() {
-        assert_eq!(block(&[("\"a\"", ""), ("\"b\"", "12")]).payload_bytes, 3);
+        let records = [("\"a\"", ""), ("\"b\"", "12")];
+        assert_eq!(block(&records, Compression::Lz4).payload_bytes, 3);
     }
 
     #[test]
     fn a_block_is_full_at_its_target_but_takes_one_record_of_any_size() {
-        let mut writer = BlockWriter::new();
+        let mut writer = BlockWriter::new(Compression::Lz4);
         let large = vec![b'x'; SEGMENT_TARGET_BYTES + 1];
         assert!(!writer.is_full_for(&large));
         writer.push(b"\"a\"", &large);
         assert!(writer.is_full_for(b"1"));
+    }
+
+    #[test]
+    fn a_record_too_long_for_one_lz4_block_is_of_zstd() {
+        let mut writer = BlockWriter::new(Compression::Lz4);
+        for (content, is_in_zstd) in [(4 << 20, false), ((4 << 20) + 1, true)] {
+            // Without the layout, two lengths and the id.
+            writer.push(b"\"a\"", &vec![b'1'; content - 12]);
+            let block = writer.finish().expect("memory");
+            assert_eq!(block.raw_bytes, content);
+            assert_eq!(is_zstd(&block.bytes), is_in_zstd, "{content}");
+            decompress(&block.bytes, block.raw_bytes, &mut Vec::new()).expect("whole");
+        }
     }
 }

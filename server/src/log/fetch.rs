@@ -88,7 +88,8 @@ impl Form {
             // A client that reads a later version reads those before it.
             named.then_some(match version {
                 Some(2) => Version::WithLives,
-                Some(3..) => Version::Described,
+                Some(3) => Version::Described,
+                Some(4..) => Version::Stored,
                 _ => Version::Plain,
             })
         });
@@ -399,8 +400,12 @@ mod tests {
                 Form::Segments(Version::WithLives),
             ),
             (
-                Some("application/vnd.queen.segments; q=0.5; version=4"),
+                Some("application/vnd.queen.segments;version=3"),
                 Form::Segments(Version::Described),
+            ),
+            (
+                Some("application/vnd.queen.segments; q=0.5; version=5"),
+                Form::Segments(Version::Stored),
             ),
             (
                 Some("application/vnd.queen.segments;version=2;q=0"),

@@ -4,6 +4,7 @@ pub mod changed;
 pub mod codec;
 pub mod cursor;
 pub mod fetch;
+pub mod frame;
 mod missing;
 pub mod peers;
 pub mod push;

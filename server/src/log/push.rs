@@ -13,6 +13,7 @@ use crate::error::ApiError;
 use crate::http::json;
 use crate::limits::TRANSACTION_ID_MAX_BYTES;
 use crate::log::codec::{Block, BlockWriter};
+use crate::log::frame::Compression;
 use crate::log::repeats::{Earlier, Marks, Repeats};
 use crate::log::seal::{Place as SealPlace, SealKey};
 use crate::name::{DEFAULT_PARTITION, PartitionName, Text, check_name};
@@ -54,6 +55,7 @@ pub struct PreparedPush {
     ids: Vec<u8>,
     /// Payload bytes of all records.
     pub payload_bytes: u64,
+    compression: Compression,
 }
 
 /// Columns of the segments, as the database takes them.
@@ -110,6 +112,11 @@ impl PreparedPush {
     /// Queues whose segments are sealed.
     pub(super) fn sealed(&self) -> &HashSet<String> {
         &self.sealed
+    }
+
+    /// How its segments are compressed.
+    pub(super) fn compression(&self) -> Compression {
+        self.compression
     }
 
     /// The bytes that are to be stored.
@@ -281,19 +288,20 @@ pub fn message_id(life: Uuid, offset: i64) -> Uuid {
     uuid::Builder::from_custom_bytes(bytes).into_uuid()
 }
 
-/// Parses and checks a push body, and compresses its records.
+/// Parses and checks a push body, and compresses its records as `compression` says.
 ///
 /// # Errors
 ///
 /// `400` with the item and field that is wrong. Nothing has been written then.
-pub fn prepare(body: &Bytes) -> Result<PreparedPush, ApiError> {
-    prepare_without(body, &HashMap::new(), &[])
+pub fn prepare(body: &Bytes, compression: Compression) -> Result<PreparedPush, ApiError> {
+    prepare_without(body, compression, &HashMap::new(), &[])
 }
 
 /// As [`prepare`], without the items that repeat an earlier record. `ids` are those that an earlier
 /// preparation gave to all items.
 pub(super) fn prepare_without(
     body: &Bytes,
+    compression: Compression,
     earlier: &HashMap<usize, Earlier>,
     ids: &[Vec<u8>],
 ) -> Result<PreparedPush, ApiError> {
@@ -323,6 +331,7 @@ pub(super) fn prepare_without(
     }
 
     let mut prepared = PreparedPush {
+        compression,
         queues: names.iter().map(|(queue, _)| (*queue).to_owned()).collect(),
         partitions: names
             .iter()
@@ -374,7 +383,7 @@ pub(super) fn prepare_without(
         .filter(|index| !earlier.contains_key(index))
         .collect();
     order.sort_by_key(|&index| group_of[index]);
-    let mut writer = BlockWriter::new();
+    let mut writer = BlockWriter::new(compression);
     let mut previous: Option<usize> = None;
     for index in order {
         let place = prepared.places[index];
@@ -425,7 +434,7 @@ mod tests {
     use super::*;
 
     fn prepared(body: &'static str) -> Result<PreparedPush, ApiError> {
-        prepare(&Bytes::from_static(body.as_bytes()))
+        prepare(&Bytes::from_static(body.as_bytes()), Compression::default())
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::log::seal::{Place, SealKey, opened};
 use crate::timestamp::Timestamp;
 
 /// A segment as the database gave it; `B` holds its compressed block.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct StoredSegment<B> {
     /// Offset of its first record.
     pub base_offset: i64,
@@ -261,11 +261,20 @@ impl Renderer<'_> {
 #[cfg(test)]
 pub(super) mod tests {
     use crate::log::codec::BlockWriter;
+    use crate::log::frame::Compression;
 
     use super::*;
 
     pub fn segment(base_offset: i64, payloads: &[&str]) -> StoredSegment<Vec<u8>> {
-        let mut writer = BlockWriter::new();
+        segment_in(Compression::Lz4, base_offset, payloads)
+    }
+
+    pub fn segment_in(
+        compression: Compression,
+        base_offset: i64,
+        payloads: &[&str],
+    ) -> StoredSegment<Vec<u8>> {
+        let mut writer = BlockWriter::new(compression);
         for (index, payload) in payloads.iter().enumerate() {
             writer.push(format!("\"t{index}\"").as_bytes(), payload.as_bytes());
         }

@@ -231,11 +231,13 @@ async fn again_without(
 ) -> Result<PreparedPush, ApiError> {
     // Ids that the broker gave stay what they are.
     let ids: Vec<Vec<u8>> = push.all_ids();
+    let compression = push.compression();
     if body.len() <= INLINE_WORK_BYTES {
-        return prepare_without(body, earlier, &ids);
+        return prepare_without(body, compression, earlier, &ids);
     }
     let (body, earlier) = (body.clone(), earlier.clone());
-    tokio::task::spawn_blocking(move || prepare_without(&body, &earlier, &ids)).await?
+    let prepare = move || prepare_without(&body, compression, &earlier, &ids);
+    tokio::task::spawn_blocking(prepare).await?
 }
 
 /// Those of `queues` that are encrypted at rest.

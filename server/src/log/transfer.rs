@@ -14,13 +14,15 @@
 //!
 //! Version 1 has no life; later ones are for clients that ask for `…segments;version=2` and so on.
 //!
-//! A block is one zstd frame that names the length of its content and carries its checksum, in version
-//! 3 behind a description if it was stored with one; [`codec`](super::codec) says how both are laid out. Segments are whole: the first one of an
-//! entry may begin below the offset asked for, and the last one may end past the records of a call.
+//! A block is one zstd frame that names the length of its content and carries its checksum, in version 3 behind a
+//! description if it was stored with one. In version 4 blocks are sent as they are stored, which may be an LZ4 frame
+//! behind its description; [`codec`](super::codec) and [`frame`](super::frame) say how they are laid out. Segments are
+//! whole: the first one of an entry may begin below the offset asked for, and the last one may end past the records of a
+//! call.
 
 use uuid::Uuid;
 
-use super::codec::{Damage, Records, decompress, frame_of};
+use super::codec::{Damage, Records, decompress, is_zstd, zstd_frame_of};
 use super::render::{EntryAnswer, Rendered, StoredSegment, unreadable};
 use super::seal::{SealKey, opened};
 
@@ -42,8 +44,10 @@ pub enum Version {
     Plain = 1,
     /// They do.
     WithLives = 2,
-    /// And blocks come with their descriptions.
+    /// And blocks come with their descriptions, where they are of zstd.
     Described = 3,
+    /// And blocks come as they are stored.
+    Stored = 4,
 }
 
 /// Packs `entries` of `tenant` as `version` has them. `key` opens what is sealed; what does not open ends its entry.
@@ -70,6 +74,7 @@ pub fn pack<B: AsRef<[u8]>>(
         },
         opened: Vec::new(),
         raw: Vec::new(),
+        frame: Vec::new(),
         version,
         tenant,
         key,
@@ -87,6 +92,7 @@ struct Packer<'a> {
     answer: Rendered,
     opened: Vec<u8>,
     raw: Vec<u8>,
+    frame: Vec<u8>,
     version: Version,
     tenant: Uuid,
     key: Option<&'a SealKey>,
@@ -142,9 +148,12 @@ impl Packer<'_> {
         } else {
             segment.payload_bytes
         };
+        let mut frame = std::mem::take(&mut self.frame);
         let block = match self.version {
-            Version::Plain | Version::WithLives => frame_of(block),
-            Version::Described => block,
+            Version::Stored => block,
+            Version::Described if is_zstd(block) => block,
+            _ => zstd_frame_of(block, segment.raw_bytes, &mut self.raw, &mut frame)
+                .map_err(|damage| unreadable(entry, segment, &damage))?,
         };
         self.bytes(&[SEGMENT]);
         self.bytes(&segment.base_offset.to_le_bytes());
@@ -153,7 +162,7 @@ impl Packer<'_> {
         self.length(segment.raw_bytes);
         self.length(block.len());
         self.bytes(block);
-        self.opened = scratch;
+        (self.opened, self.frame) = (scratch, frame);
 
         let end = segment.base_offset + segment.records as i64;
         self.answer.records += (end - segment.base_offset.max(entry.offset)).unsigned_abs();
@@ -182,7 +191,8 @@ impl Packer<'_> {
 
 #[cfg(test)]
 mod tests {
-    use crate::log::render::tests::{entry, segment};
+    use crate::log::frame::Compression;
+    use crate::log::render::tests::{entry, segment, segment_in};
 
     use super::*;
 
@@ -191,8 +201,10 @@ mod tests {
         let mut refused = entry(0, vec![]);
         refused.error = Some("OFFSET_OUT_OF_RANGE");
         let stored = segment(41, &["1", "{\"a\":2}"]);
-        let described = stored.block.clone();
-        let block = frame_of(&described).to_vec();
+        let as_stored = stored.block.clone();
+        let (mut raw, mut frame) = (Vec::new(), Vec::new());
+        let block = zstd_frame_of(&as_stored, stored.raw_bytes, &mut raw, &mut frame);
+        let block = block.expect("whole").to_vec();
         let entries = [entry(42, vec![stored]), refused];
         let answer = pack(&entries, Version::Plain, Uuid::nil(), None);
 
@@ -231,11 +243,32 @@ mod tests {
         assert_eq!(answer.body, expected);
 
         let answer = pack(&entries, Version::Described, Uuid::nil(), None);
-        let at = first + 16 + SEGMENT_BYTES;
         expected[4] = 3;
-        expected[at - 4..at].copy_from_slice(&(described.len() as u32).to_le_bytes());
-        expected.splice(at..at + block.len(), described);
         assert_eq!(answer.body, expected);
+
+        let answer = pack(&entries, Version::Stored, Uuid::nil(), None);
+        let at = first + 16 + SEGMENT_BYTES;
+        expected[4] = 4;
+        expected[at - 4..at].copy_from_slice(&(as_stored.len() as u32).to_le_bytes());
+        expected.splice(at..at + block.len(), as_stored);
+        assert_eq!(answer.body, expected);
+    }
+
+    #[test]
+    fn a_block_of_zstd_is_sent_as_it_is_stored_to_who_knows_descriptions() {
+        let stored = segment_in(Compression::Zstd, 41, &["1"]);
+        let as_stored = stored.block.clone();
+        let answer = |version| {
+            let entries = [entry(41, vec![stored.clone()])];
+            pack(&entries, version, Uuid::nil(), None).body
+        };
+        let ends = |answer: &[u8], block: &[u8]| answer.ends_with(&[block, b"\0\0"].concat());
+        for version in [Version::Stored, Version::Described] {
+            assert!(ends(&answer(version), &as_stored), "{version:?}");
+        }
+        let frame = &as_stored[18..];
+        let plain = answer(Version::WithLives);
+        assert!(ends(&plain, frame) && !ends(&plain, &as_stored));
     }
 
     #[test]
@@ -243,11 +276,11 @@ mod tests {
         let mut sealed = segment(42, &["2"]);
         sealed.block = b"Q\x01 and the rest, under a key that is not here".to_vec();
         let readable = segment(41, &["1"]);
-        let length = frame_of(&readable.block).len();
+        let length = readable.block.len();
         let entries = [entry(41, vec![readable, sealed, segment(43, &["3"])])];
-        let answer = pack(&entries, Version::Plain, Uuid::nil(), None);
+        let answer = pack(&entries, Version::Stored, Uuid::nil(), None);
         assert!(answer.body.ends_with(b"\0\x0aUNREADABLE"));
-        assert_eq!(answer.body.len(), 9 + 9 + 16 + 29 + length + 12);
+        assert_eq!(answer.body.len(), 9 + 9 + 16 + 16 + 29 + length + 12);
         assert_eq!((answer.records, answer.failed), (1, true));
     }
 }

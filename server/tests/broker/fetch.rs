@@ -64,10 +64,10 @@ async fn who_asks_for_segments_gets_the_blocks_as_they_are_stored() {
     assert!(answer.windows(refused.len()).any(|bytes| bytes == refused));
     assert!(answer.ends_with(b"\0\x13OFFSET_OUT_OF_RANGE"));
 
-    let (_, described) = fixture
-        .fetch_as("application/vnd.queen.segments;version=3", body)
+    let (_, stored_blocks) = fixture
+        .fetch_as("application/vnd.queen.segments;version=4", body)
         .await;
-    assert!(described.starts_with(b"QSEG\x03\x02\0\0\0\x01\0q\x01\0p"));
+    assert!(stored_blocks.starts_with(b"QSEG\x04\x02\0\0\0\x01\0q\x01\0p"));
 
     let session = fixture.session().await;
     let sql = "SELECT base_offset, records, raw_bytes, block FROM queen.segments ORDER BY 1";
@@ -79,18 +79,22 @@ async fn who_asks_for_segments_gets_the_blocks_as_they_are_stored() {
             row.get::<_, i32>(2),
             row.get::<_, &[u8]>(3),
         );
-        // Descriptions are for those who know of them.
-        let frame = block.strip_prefix(b"\x5a\x2a\x4d\x18\x0a\0\0\0").unwrap();
-        for (answer, block) in [(&described, block), (&answer, &frame[10..])] {
-            let mut expected = records.to_le_bytes().to_vec();
-            expected.extend_from_slice(&raw_bytes.to_le_bytes());
-            expected.extend_from_slice(&(block.len() as u32).to_le_bytes());
-            expected.extend_from_slice(block);
-            let found = answer
-                .windows(expected.len())
-                .any(|bytes| bytes == expected);
-            assert!(found, "the segment of offset {}", row.get::<_, i64>(0));
-        }
+        assert!(block.starts_with(b"\x5a\x2a\x4d\x18\x0a\0\0\0"));
+        assert!(block[18..].starts_with(b"\x04\x22\x4d\x18"), "LZ4");
+        let mut expected = records.to_le_bytes().to_vec();
+        expected.extend_from_slice(&raw_bytes.to_le_bytes());
+        let found_in = |answer: &[u8], rest: &[u8]| {
+            let expected = [&expected, rest].concat();
+            let mut places = answer.windows(expected.len());
+            assert!(places.any(|bytes| bytes == expected), "{row:?}");
+        };
+        let length = (block.len() as u32).to_le_bytes();
+        found_in(&stored_blocks, &[&length, block].concat());
+        // Who does not know of descriptions and LZ4 gets a frame of zstd.
+        let mut places = answer.windows(expected.len());
+        let at = places.position(|bytes| bytes == expected).unwrap();
+        let frame = &answer[at + expected.len() + 4..];
+        assert!(frame.starts_with(b"\x28\xb5\x2f\xfd"), "{row:?}");
     }
 }
 
@@ -563,5 +567,35 @@ async fn a_fetch_reads_no_more_than_it_answers_whatever_is_known_of_the_tables()
         // Of each entry the queue, the partition and a segment: the way down an index and a page of the table.
         let pages = read().await - before;
         assert!(pages <= 15 * ENTRIES, "{pages} pages were read");
+    }
+}
+
+#[tokio::test]
+async fn what_is_stored_is_read_whichever_compression_is_configured() {
+    let fixture = Fixture::start().await;
+    fixture.push("q", "p", &["1"]).await;
+    let other = fixture
+        .another(&[("QUEEN_SEGMENT_COMPRESSION", "zstd")])
+        .await;
+    let body = r#"{"items":[{"queue":"q","partition":"p","payload":2}]}"#;
+    let pushed = fixture.post_to(&other, "/api/v1/push", body).await;
+    assert_eq!(pushed.status, 201);
+    let session = fixture.session().await;
+    let sql = "SELECT block FROM queen.segments ORDER BY base_offset";
+    let stored = session.query(sql, &[]).await.unwrap();
+    let kinds = stored
+        .iter()
+        .map(|row| row.get::<_, &[u8]>(0)[18..22].to_vec());
+    let kinds: Vec<_> = kinds.collect();
+    assert_eq!(kinds, [b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd"]);
+    let body = r#"{"entries":[{"queue":"q","partition":"p","offset":0}]}"#;
+    for answer in [
+        fixture.post("/api/v1/fetch", body).await,
+        fixture.post_to(&other, "/api/v1/fetch", body).await,
+    ] {
+        let answer = answer.json();
+        let records = answer["entries"][0]["records"].as_array().unwrap();
+        let payloads: Vec<_> = records.iter().map(|record| &record["payload"]).collect();
+        assert_eq!(payloads, [1, 2]);
     }
 }

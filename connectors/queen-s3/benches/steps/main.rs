@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use bytes::Bytes;
 use queen_s3::encode::record_bytes;
 use queen_s3::lake::{Compression, Format};
 use queen_s3::memory::MemoryBudget;
 use queen_s3::record::{Chunk, Trust, decode_fetch, decode_segments};
 use serde_json::json;
 
-use work::{PARTITIONS, RECORDS, answer, chunks, encode, segments, zstd_alone};
+use work::{Blocks, PARTITIONS, RECORDS, answer, chunks, encode, segments, zstd_alone};
 
 const REPETITIONS: usize = 5;
 
@@ -33,15 +34,20 @@ fn main() -> Result<()> {
         .collect();
     let total: u64 = lengths.iter().sum();
     let lines = encode(Format::Jsonl, Compression::None, total, &open)?;
-    let [undescribed, described] = [false, true].map(|described| segments(&open, described));
-    let (undescribed, described) = (undescribed?, described?);
-    let trust = Arc::<Trust>::default();
-    let packed = decode_segments(&request, described.clone(), &budget, &trust)?;
-    let packed = chunks(&request, &packed);
-    anyhow::ensure!(
-        encode(Format::Jsonl, Compression::None, total, &packed)?.len() == lines.len(),
-        "compressed segments make other lines"
+    let undescribed = segments(&open, Blocks::Undescribed)?;
+    let (in_zstd, in_lz4) = (
+        segments(&open, Blocks::Zstd)?,
+        segments(&open, Blocks::Lz4)?,
     );
+    let trust = Arc::<Trust>::default();
+    let packed = |body: &Bytes| {
+        let answer = decode_segments(&request, body.clone(), &budget, &trust)?;
+        let packed = chunks(&request, &answer);
+        let made = encode(Format::Jsonl, Compression::None, total, &packed)?;
+        anyhow::ensure!(made == lines, "compressed segments make other lines");
+        Ok(packed)
+    };
+    let (from_zstd, from_lz4) = (packed(&in_zstd)?, packed(&in_lz4)?);
 
     let floor = median(|| zstd_alone(&lines))?;
     let rows = [
@@ -67,12 +73,7 @@ fn main() -> Result<()> {
         (
             "take its segments in as they are",
             median(|| {
-                black_box(decode_segments(
-                    &request,
-                    described.clone(),
-                    &budget,
-                    &trust,
-                )?);
+                black_box(decode_segments(&request, in_lz4.clone(), &budget, &trust)?);
                 Ok(())
             })?,
         ),
@@ -94,8 +95,12 @@ fn main() -> Result<()> {
             timed(Format::Jsonl, Compression::Zstd, total, &open)?,
         ),
         (
-            "the same from segments",
-            timed(Format::Jsonl, Compression::Zstd, total, &packed)?,
+            "the same from segments of zstd",
+            timed(Format::Jsonl, Compression::Zstd, total, &from_zstd)?,
+        ),
+        (
+            "the same from segments of LZ4",
+            timed(Format::Jsonl, Compression::Zstd, total, &from_lz4)?,
         ),
         (
             "build JSONL, gzip",
@@ -106,8 +111,12 @@ fn main() -> Result<()> {
             timed(Format::Parquet, Compression::Zstd, total, &open)?,
         ),
         (
-            "the same from segments",
-            timed(Format::Parquet, Compression::Zstd, total, &packed)?,
+            "the same from segments of zstd",
+            timed(Format::Parquet, Compression::Zstd, total, &from_zstd)?,
+        ),
+        (
+            "the same from segments of LZ4",
+            timed(Format::Parquet, Compression::Zstd, total, &from_lz4)?,
         ),
         (
             "build Parquet, snappy",

@@ -1,13 +1,15 @@
 //! What the steps of the sink are measured over: one fetch answer of realistic records, in each form, and
 //! what is made of it.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
 use std::hint::black_box;
+use std::io::Write as _;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use crc32c::crc32c;
+use lz4_flex::frame::{BlockMode, BlockSize, FrameEncoder, FrameInfo};
 use queen_s3::broker::{FetchAnswer, FetchEntry, FetchRequest};
 use queen_s3::encode::{ObjectEncoder, ObjectSpec};
 use queen_s3::lake::{Compression, Format};
@@ -67,11 +69,22 @@ pub fn answer() -> (FetchRequest, Bytes) {
     (request, body.into())
 }
 
-/// The same answer as a broker that sends its segments gives it, with or without descriptions of them.
-pub fn segments(chunks: &[(Arc<str>, Chunk)], with_descriptions: bool) -> Result<Bytes> {
+/// How a broker compresses the segments that it sends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Blocks {
+    /// With zstd, and no descriptions of them: they are decompressed when they arrive.
+    Undescribed,
+    /// With zstd.
+    Zstd,
+    /// With LZ4.
+    Lz4,
+}
+
+/// The same answer as a broker that sends its segments gives it.
+pub fn segments(chunks: &[(Arc<str>, Chunk)], blocks: Blocks) -> Result<Bytes> {
     let mut compressor = Compressor::new(1)?;
     compressor.set_parameter(CParameter::ChecksumFlag(true))?;
-    let mut body = b"QSEG\x03".to_vec();
+    let mut body = b"QSEG\x04".to_vec();
     body.extend((chunks.len() as u32).to_le_bytes());
     for (partition, chunk) in chunks {
         for name in ["orders", partition] {
@@ -91,8 +104,11 @@ pub fn segments(chunks: &[(Arc<str>, Chunk)], with_descriptions: bool) -> Result
                 content.extend([b"\"", id, b"\"", payload].concat());
                 Ok::<_, Damaged>(())
             })?;
-            let mut block = compressor.compress(&content)?;
-            if with_descriptions {
+            let mut block = match blocks {
+                Blocks::Lz4 => lz4(&content)?,
+                Blocks::Zstd | Blocks::Undescribed => compressor.compress(&content)?,
+            };
+            if blocks != Blocks::Undescribed {
                 let head = b"\x5a\x2a\x4d\x18\x0a\0\0\0\x01\0\0\0\0\0";
                 let checksum = crc32c(&[&head[8..], &block].concat()).to_le_bytes();
                 block.splice(..0, head.iter().copied().chain(checksum));
@@ -109,6 +125,16 @@ pub fn segments(chunks: &[(Arc<str>, Chunk)], with_descriptions: bool) -> Result
         body.extend([0, 0]);
     }
     Ok(body.into())
+}
+
+fn lz4(content: &[u8]) -> Result<Vec<u8>> {
+    let options = FrameInfo::new()
+        .block_mode(BlockMode::Independent)
+        .block_size(BlockSize::Max4MB)
+        .content_size(Some(content.len() as u64));
+    let mut encoder = FrameEncoder::with_frame_info(options, Vec::new());
+    encoder.write_all(content)?;
+    Ok(encoder.finish()?)
 }
 
 /// The chunks of an answer to `request`.
@@ -156,7 +182,7 @@ pub fn encode(
 pub fn zstd_alone(lines: &[u8]) -> Result<()> {
     let mut encoder = zstd::Encoder::new(Vec::new(), 3)?;
     encoder.multithread(1)?;
-    std::io::Write::write_all(&mut encoder, lines)?;
+    encoder.write_all(lines)?;
     black_box(encoder.finish()?);
     Ok(())
 }

@@ -119,7 +119,7 @@ struct Route {
 }
 
 /// Segments from a broker that offers them, in the latest version that it knows; JSON from every other.
-const SEGMENTS_OR_JSON: &str = "application/vnd.queen.segments;version=3, application/json;q=0.9";
+const SEGMENTS_OR_JSON: &str = "application/vnd.queen.segments;version=4, application/json;q=0.9";
 
 const FETCH: Route = Route {
     operation: "POST /api/v1/fetch",

@@ -151,13 +151,14 @@ impl<'a> Gather<'a> {
         Ok(!self.ts_fell)
     }
 
-    /// Ends the entry being read, which has these bounds and is of this life of the partition.
+    /// Ends the entry being read, which has these bounds and is of this life of the partition. Records before one
+    /// that cannot be read are an answer like any other: who asks for what follows them is told.
     pub(super) fn end_entry(
         &mut self,
         mut high_watermark: i64,
         log_start: i64,
         life: Option<Uuid>,
-        error: Option<EntryError>,
+        mut error: Option<EntryError>,
     ) -> Result<(), String> {
         if log_start < 0 || high_watermark < log_start {
             return Err(format!(
@@ -168,7 +169,9 @@ impl<'a> Gather<'a> {
         let records = self.first..self.found();
         if !records.is_empty() {
             let (last_offset, _) = self.last;
-            high_watermark = high_watermark.max(last_offset.saturating_add(1));
+            let unreadable = error.take_if(|error| *error == EntryError::Unreadable);
+            let known = if unreadable.is_some() { 2 } else { 1 };
+            high_watermark = high_watermark.max(last_offset.saturating_add(known));
         }
         self.entries.push(FetchedEntry {
             records,

@@ -3,6 +3,7 @@
 //! are wanted.
 
 mod decode;
+mod frame;
 mod gather;
 mod packed;
 mod segments;

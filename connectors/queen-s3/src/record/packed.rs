@@ -8,11 +8,9 @@
 //! description: u32 0x184D2A5A | u32 10 | u8 1 | u8 ids | u32 empty payloads | u32 CRC-32C
 //! ```
 //!
-//! It stands before the block's zstd frame and is a skippable frame by itself; `ids` is 0 where none of the
+//! It stands before the block's [frame](super::frame) and is a skippable frame by itself; `ids` is 0 where none of the
 //! transaction ids has an escape. The checksum is that of the six bytes before it and the frame.
 
-use std::cell::RefCell;
-use std::io::Cursor;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,8 +19,8 @@ use bytes::Bytes;
 use crc32c::{crc32c, crc32c_append};
 use serde_json::value::RawValue;
 use thiserror::Error;
-use zstd::zstd_safe::{DCtx, get_frame_content_size};
 
+use super::frame::decompress;
 use super::{Ids, Mark, RecordIndex};
 use crate::time::Micros;
 
@@ -63,6 +61,8 @@ impl Trust {
 /// What the description of a block says.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Description {
+    /// Whether no transaction id has an escape.
+    pub(super) plain_ids: bool,
     pub(super) empty_payloads: u32,
     /// Checksum of what it says.
     told: u32,
@@ -82,8 +82,7 @@ fn skippable(block: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(u32::from_le_bytes(*length) as usize)
 }
 
-/// The frame of `block`, and the description before it, if there is one after which the frame need not be
-/// looked into.
+/// The frame of `block`, and the description before it, if there is one of a known layout.
 pub(super) fn described(block: &[u8]) -> (Option<Description>, &[u8]) {
     let Some((told, frame)) = skippable(block) else {
         return (None, block);
@@ -92,12 +91,12 @@ pub(super) fn described(block: &[u8]) -> (Option<Description>, &[u8]) {
         return (None, frame);
     };
     let description = Description {
+        plain_ids: ids == PLAIN_IDS,
         empty_payloads: u32::from_le_bytes([a, b, c, d]),
         told: crc32c(&[layout, ids, a, b, c, d]),
         checksum: u32::from_le_bytes([e, f, g, h]),
     };
-    let known = (layout, ids) == (DESCRIPTION_LAYOUT, PLAIN_IDS);
-    (known.then_some(description), frame)
+    ((layout == DESCRIPTION_LAYOUT).then_some(description), frame)
 }
 
 /// A block of a batch. Its transaction ids have no escapes.
@@ -317,31 +316,6 @@ pub(super) fn each_place(
             payload_length == 0,
         );
     }
-}
-
-thread_local! {
-    // A context is hundreds of kilobytes: one for each thread, not for each block.
-    static DECOMPRESSOR: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
-}
-
-/// The length of the content of `frame`, if it says one.
-pub(super) fn content_bytes(frame: &[u8]) -> Option<u64> {
-    get_frame_content_size(frame).ok().flatten()
-}
-
-/// Decompresses `frame`, whose content is `raw_bytes` long, behind what is in `body`.
-pub(super) fn decompress(frame: &[u8], raw_bytes: usize, body: &mut Vec<u8>) -> Option<()> {
-    if content_bytes(frame) != Some(raw_bytes as u64) {
-        return None;
-    }
-    let start = body.len();
-    // And room for `null`.
-    body.reserve(raw_bytes + NULL.len());
-    let mut output = Cursor::new(body);
-    output.set_position(start as u64);
-    let written = DECOMPRESSOR.with_borrow_mut(|context| context.decompress(&mut output, frame));
-    let whole = written == Ok(raw_bytes) && output.get_ref().len() == start + raw_bytes;
-    whole.then_some(())
 }
 
 /// Lengths of the id and the payload of the record that `bytes` begin with.

@@ -7,23 +7,29 @@ use super::super::segments::tests::{
     Answered, Pushed, Stored, TS, answered, asking, body, content, entry, one, packed_as, rendered,
     request, segment,
 };
-use super::super::testing::{all, compressed, described, told};
+use super::super::testing::{all, compressed, compressed_lz4, described, told};
 use super::super::{Chunk, Content, decode_fetch, decode_segments};
 use super::*;
-use crate::broker::{EntryError, FetchAnswer, FetchRequest};
+use crate::broker::{EntryError, FetchAnswer, FetchRequest, FetchedEntry};
 use crate::encode::record_bytes;
 use crate::memory::MemoryBudget;
 
+/// What makes the frame of a block's content.
+type Compress = fn(&[u8]) -> Vec<u8>;
+
+const ZSTD: Compress = compressed;
+const LZ4: Compress = compressed_lz4;
+
 /// A block as a broker describes it.
-fn truly_described(records: &[Pushed], frame: Vec<u8>) -> Vec<u8> {
+fn truly_described(records: &[Pushed], frame: &[u8]) -> Vec<u8> {
     let escaped = records.iter().any(|(id, _)| id.contains('\\'));
     let empty = records.iter().filter(|(_, payload)| payload.is_empty());
-    described(escaped.into(), empty.count() as u32, &frame)
+    described(escaped.into(), empty.count() as u32, frame)
 }
 
-/// The answer of the version that has descriptions, with these entries.
-fn version_3(mut body: Vec<u8>, entries: &[Answered]) -> Bytes {
-    body[4] = 3;
+/// The answer of the version that has descriptions and LZ4, with these entries.
+fn version_4(mut body: Vec<u8>, entries: &[Answered]) -> Bytes {
+    body[4] = 4;
     // A life goes behind each entry's bounds.
     let mut at = 9;
     for entry in entries {
@@ -77,6 +83,7 @@ proptest! {
         mut entries in answered(),
         escapes in any::<bool>(),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 8),
+        compress in prop::sample::select(vec![ZSTD, LZ4]),
     ) {
         let mut stored = entries.iter_mut().flat_map(|entry| &mut entry.segments);
         if !escapes {
@@ -84,7 +91,10 @@ proptest! {
             records.for_each(|(id, _)| *id = id.replace('\\', "/").replace('"', "'"));
         }
         let request = request(&entries);
-        let body = version_3(packed_as(&entries, truly_described), &entries);
+        let body = packed_as(&entries, |records, content| {
+            truly_described(records, &compress(content))
+        });
+        let body = version_4(body, &entries);
         let answer = decode(&request, &body, &Arc::default());
         let json = Bytes::from(rendered(&entries));
         let from_json = decode_fetch(&request, json, &MemoryBudget::new(0)).expect("JSON");
@@ -117,11 +127,11 @@ proptest! {
 const RECORDS: [(&str, &str); 3] = [("a", "{\"n\":1}"), ("b", ""), ("c", "[2]")];
 
 /// One answer from offset 0 with a segment of [`RECORDS`] and then one that `block` makes of them.
-fn with(records: usize, block: impl Fn(&[u8], &[u8]) -> Vec<u8>) -> Bytes {
+fn with(compress: Compress, records: usize, block: impl Fn(&[u8], &[u8]) -> Vec<u8>) -> Bytes {
     let pushed = one(&RECORDS);
     let content = content(&pushed);
-    let frame = compressed(&content);
-    let sound = truly_described(&pushed, frame.clone());
+    let frame = compress(&content);
+    let sound = truly_described(&pushed, &frame);
     let first = segment(0, TS, 3, content.len(), &sound);
     let block = block(&content, &frame);
     let second = segment(3, TS, records, content.len(), &block);
@@ -130,29 +140,41 @@ fn with(records: usize, block: impl Fn(&[u8], &[u8]) -> Vec<u8>) -> Bytes {
         offset: 0,
         segments: vec![],
     }];
-    version_3(body(&[entry("p", &[first, second], "")]), &entries)
+    version_4(body(&[entry("p", &[first, second], "")]), &entries)
+}
+
+/// Whether that is all of the first segment, and says that there is more.
+fn ends_at_the_damage(entry: &FetchedEntry) -> bool {
+    entry.error.is_none() && entry.records == (0..3) && entry.high_watermark > 3
 }
 
 #[test]
 fn a_block_that_is_not_the_one_described_is_unreadable_when_it_arrives() {
-    let sound = with(3, |_, frame| described(0, 1, frame));
-    assert!(packed(&decode(&asking(0), &sound, &Arc::default())).is_some());
-    let frame = compressed(&content(&one(&RECORDS))).len();
-    let end = sound.len() - 2;
-    // What is described and the checksum of it, and the frame.
-    for at in end - frame - 10..end {
-        let mut damaged = sound.to_vec();
-        damaged[at] ^= 0x55;
-        let answer = decode(&asking(0), &damaged.into(), &Arc::default());
-        assert!(packed(&answer).is_none(), "byte {at} changed unnoticed");
-        let read = &answer.entries[0];
-        let whole = read.error.is_none() && read.records == (0..6);
-        let found = read.error == Some(EntryError::Unreadable) && read.records == (0..3);
-        assert!(whole || found, "byte {at}: {answer:?}");
+    for (compress, tells_damage) in [(ZSTD, true), (LZ4, false)] {
+        let sound = with(compress, 3, |_, frame| described(0, 1, frame));
+        assert!(packed(&decode(&asking(0), &sound, &Arc::default())).is_some());
+        let frame = compress(&content(&one(&RECORDS))).len();
+        let end = sound.len() - 2;
+        // What is described and the checksum of it, and the frame.
+        for at in end - frame - 10..end {
+            let mut damaged = sound.to_vec();
+            damaged[at] ^= 0x55;
+            let answer = decode(&asking(0), &damaged.into(), &Arc::default());
+            assert!(packed(&answer).is_none(), "byte {at} changed unnoticed");
+            let read = &answer.entries[0];
+            let whole = read.error.is_none() && read.records == (0..6);
+            let found = ends_at_the_damage(read);
+            assert!(whole || found, "byte {at}: {answer:?}");
+            assert!(tells_damage || found, "byte {at} was not looked into");
+        }
+        let longer = with(compress, 3, |content, _| {
+            described(0, 1, &compress(&content[1..]))
+        });
+        let answer = decode(&asking(0), &longer, &Arc::default());
+        assert!(ends_at_the_damage(&answer.entries[0]));
+        let answer = decode(&asking(3), &longer, &Arc::default());
+        assert_eq!(answer.entries[0].error, Some(EntryError::Unreadable));
     }
-    let longer = with(3, |content, _| described(0, 1, &compressed(&content[1..])));
-    let answer = decode(&asking(0), &longer, &Arc::default());
-    assert_eq!(answer.entries[0].error, Some(EntryError::Unreadable));
 }
 
 #[test]
@@ -160,10 +182,10 @@ fn a_description_that_is_not_true_is_the_last_one_believed() {
     let changed = |content: &[u8], at: usize, byte: u8| {
         let mut content = content.to_vec();
         content[at] = byte;
-        described(0, 1, &compressed(&content))
+        described(0, 1, &ZSTD(&content))
     };
     type Block<'a> = &'a dyn Fn(&[u8], &[u8]) -> Vec<u8>;
-    let cases: [(&str, usize, Block<'_>); 6] = [
+    let cases: [(&str, usize, Block<'_>); 8] = [
         ("an empty payload too many", 3, &|_, frame| {
             described(0, 2, frame)
         }),
@@ -176,10 +198,22 @@ fn a_description_that_is_not_true_is_the_last_one_believed() {
         ("no text", 3, &|content, _| {
             changed(content, content.len() - 2, 0xff)
         }),
+        (
+            "a frame of LZ4 that says another length",
+            3,
+            &|content, _| {
+                let mut frame = LZ4(&content[..content.len() - 1]);
+                frame[6..14].copy_from_slice(&(content.len() as u64).to_le_bytes());
+                described(0, 1, &frame)
+            },
+        ),
+        ("a frame of LZ4 with a byte more", 3, &|content, _| {
+            described(0, 1, &[&LZ4(content)[..], b"\0"].concat())
+        }),
     ];
     for (what, records, block) in cases {
         let trust = Arc::default();
-        let body = with(records, block);
+        let body = with(ZSTD, records, block);
         let answer = decode(&asking(0), &body, &trust);
         assert!(packed(&answer).is_some(), "{what}: it is believed at first");
         let damaged = told(&Chunk::whole(&answer.batch)).expect_err(what);
@@ -199,7 +233,7 @@ fn a_description_that_is_not_true_is_the_last_one_believed() {
         assert!(packed(&answer).is_none(), "{what}: it is believed still");
         let read = &answer.entries[0];
         let whole = read.error.is_none() && read.records == (0..6);
-        let found = read.error == Some(EntryError::Unreadable) && read.records == (0..3);
+        let found = ends_at_the_damage(read);
         assert!(whole || found, "{what}: {answer:?}");
     }
 }
@@ -207,13 +241,16 @@ fn a_description_that_is_not_true_is_the_last_one_believed() {
 #[test]
 fn blocks_of_another_kind_are_read_as_they_come() {
     let answers = |block: Vec<u8>| {
-        let body = with(3, move |_, _| block.clone());
+        let body = with(ZSTD, 3, move |_, _| block.clone());
         let answer = decode(&asking(0), &body, &Arc::default());
         (packed(&answer).is_some(), answer.batch.records())
     };
     let content = content(&one(&RECORDS));
-    let frame = compressed(&content);
+    let frame = ZSTD(&content);
     assert_eq!(answers(frame.clone()), (false, 6), "no description");
+    let lz4 = LZ4(&content);
+    assert_eq!(answers(lz4.clone()), (false, 3), "no checksum at all");
+    assert_eq!(answers(described(1, 1, &lz4)), (false, 6), "escapes");
     assert_eq!(answers(described(1, 1, &frame)), (false, 6), "escapes");
     assert_eq!(answers(described(7, 1, &frame)), (false, 6), "unknown ids");
     let mut later = described(0, 1, &frame);
@@ -240,7 +277,10 @@ fn compressed_records_count_as_such_against_the_budget() {
             records: pushed,
         }],
     }];
-    let body = version_3(packed_as(&entries, truly_described), &entries);
+    let body = packed_as(&entries, |records, content| {
+        truly_described(records, &compressed(content))
+    });
+    let body = version_4(body, &entries);
     let budget = MemoryBudget::new(1 << 20);
     let answer = decode_segments(&asking(0), body.clone(), &budget, &Arc::default());
     let answer = answer.expect("it reads");
@@ -253,7 +293,13 @@ fn compressed_records_count_as_such_against_the_budget() {
 
 #[test]
 fn reading_compressed_records_allocates_nothing_once_there_is_room() {
-    let body = with(3, |_, frame| described(0, 1, frame));
+    for compress in [ZSTD, LZ4] {
+        reads_without_allocating(compress);
+    }
+}
+
+fn reads_without_allocating(compress: Compress) {
+    let body = with(compress, 3, |_, frame| described(0, 1, frame));
     let answer = decode(&asking(0), &body, &Arc::default());
     let chunk = Chunk::whole(&answer.batch);
     let mut scratch = Unpacked::default();

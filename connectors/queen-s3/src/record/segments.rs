@@ -11,12 +11,13 @@
 //! life:        16 bytes, the UUID of the partition's life, all 0 where there is none
 //! per segment: u8 1 | i64 base offset | i64 ts | u32 records | u32 raw bytes
 //!              u32 block length, block
-//! a block is one zstd frame of:  u8 1 | records
+//! a block is one frame of:  u8 1 | records
 //! per record:  u32 id length | u32 payload length | id, a JSON string | payload, JSON text
 //! ```
 //!
-//! Version 1 has no life; in version 3 a block may begin with a [description](super::packed) of itself. The
-//! sink asks for the latest, and a broker answers the latest that it knows.
+//! Version 1 has no life; in version 3 a block may begin with a [description](super::packed) of itself, and in
+//! version 4 its [frame](super::frame) may be one of LZ4 then. The sink asks for the latest, and a broker answers
+//! the latest that it knows.
 //!
 //! An empty payload stands for `null`; that a payload is JSON was checked when it was pushed, and the
 //! frame's checksum, or its description's, that it still is what was pushed. Segments are whole, so the
@@ -30,11 +31,9 @@ use jiff::Timestamp;
 use uuid::Uuid;
 
 use super::DecodeError;
+use super::frame::{content_bytes, decompress, is_zstd};
 use super::gather::{Gather, excerpt};
-use super::packed::{
-    Block, Description, NULL, RECORD_HEAD, Trust, checked, content_bytes, decompress, described,
-    each_place,
-};
+use super::packed::{Block, Description, NULL, RECORD_HEAD, Trust, checked, described, each_place};
 use crate::broker::{EntryError, FetchAnswer, FetchRequest};
 use crate::limits::FETCH_BODY_BYTES;
 use crate::memory::MemoryBudget;
@@ -48,6 +47,7 @@ const MAGIC: &[u8] = b"QSEG";
 const WITHOUT_LIVES: u8 = 1;
 const WITH_LIVES: u8 = 2;
 const DESCRIBED: u8 = 3;
+const WITH_LZ4: u8 = 4;
 const SEGMENT: u8 = 1;
 const NO_MORE_SEGMENTS: u8 = 0;
 /// Reads the answer `body` to `request`. What it takes and refuses is what
@@ -184,8 +184,16 @@ impl Segment<'_> {
         let whole = first && content_bytes(self.frame) == Some(self.raw_bytes as u64);
         whole
             && described.is_some_and(|description| {
-                description.empty_payloads as usize <= self.records && description.is_of(self.frame)
+                description.plain_ids
+                    && description.empty_payloads as usize <= self.records
+                    && description.is_of(self.frame)
             })
+    }
+
+    /// Whether damage of its frame would be told, by the frame itself or before it is read.
+    fn is_sound(&self) -> bool {
+        let described = self.description.as_ref();
+        is_zstd(self.frame) || described.is_some_and(|described| described.is_of(self.frame))
     }
 }
 
@@ -197,7 +205,7 @@ fn outline(body: &[u8]) -> Result<Vec<Entry<'_>>, String> {
     }
     let lives = match reader.u8()? {
         WITHOUT_LIVES => false,
-        WITH_LIVES | DESCRIBED => true,
+        WITH_LIVES | DESCRIBED | WITH_LZ4 => true,
         version => {
             return Err(format!(
                 "its segments have the layout {version}, which this version does not know"
@@ -322,8 +330,12 @@ impl Content {
     fn append(&mut self, segment: &Segment<'_>, gather: &mut Gather<'_>) -> Result<bool, String> {
         let bytes = &mut self.0;
         let start = bytes.len();
-        let whole = decompress(segment.frame, segment.raw_bytes, bytes);
-        let Some(ids) = whole.and_then(|()| checked(&bytes[start..], segment.records)) else {
+        let sound = segment.is_sound();
+        let whole = sound.then(|| decompress(segment.frame, segment.raw_bytes, bytes));
+        let Some(ids) = whole
+            .flatten()
+            .and_then(|()| checked(&bytes[start..], segment.records))
+        else {
             bytes.truncate(start);
             return Ok(false);
         };

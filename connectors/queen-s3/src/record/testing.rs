@@ -1,8 +1,10 @@
 //! Records and blocks for tests.
 
+use std::io::Write;
 use std::sync::Arc;
 
 use crc32c::crc32c;
+use lz4_flex::frame::{BlockMode, BlockSize, FrameEncoder, FrameInfo};
 use zstd::bulk::Compressor;
 use zstd::zstd_safe::CParameter;
 
@@ -34,6 +36,17 @@ pub(crate) fn compressed(content: &[u8]) -> Vec<u8> {
     let checksum = CParameter::ChecksumFlag(true);
     compressor.set_parameter(checksum).expect("a parameter");
     compressor.compress(content).expect("memory")
+}
+
+/// An LZ4 frame with the options of a broker's, as another encoder makes it.
+pub(crate) fn compressed_lz4(content: &[u8]) -> Vec<u8> {
+    let options = FrameInfo::new()
+        .block_mode(BlockMode::Independent)
+        .block_size(BlockSize::Max4MB)
+        .content_size(Some(content.len() as u64));
+    let mut encoder = FrameEncoder::with_frame_info(options, Vec::new());
+    encoder.write_all(content).expect("memory");
+    encoder.finish().expect("memory")
 }
 
 /// `frame` behind a description with these figures, and a checksum that is right.

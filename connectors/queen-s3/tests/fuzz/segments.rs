@@ -8,7 +8,7 @@ use queen_s3::memory::MemoryBudget;
 use queen_s3::record::{Chunk, Mark, Trust, decode_segments};
 use serde_json::value::RawValue;
 
-use super::describe::described;
+use super::describe::{described, lz4};
 use super::{Verdict, ensure, told};
 
 /// What every answer of the corpus is an answer to.
@@ -123,12 +123,16 @@ pub fn content_as_laid_out(input: &[u8]) -> Result<Verdict, String> {
         (id, if payload == b"null" { "" } else { "x" })
     });
     let stored_null = content.windows(4).any(|bytes| bytes == b"null");
-    let block = described(texts, &frame, &frame);
+    let texts: Vec<_> = texts.collect();
+    let blocks = [frame.clone(), lz4(content)].map(|frame| {
+        let texts = texts.iter().copied();
+        described(texts, &frame, &frame)
+    });
     let trust = Arc::default();
     let plain = as_laid_out(records, content, &frame, expected.as_deref(), &trust);
     // What is empty cannot be told here from what is stored as `null`.
-    if !stored_null {
-        let verdict = as_laid_out(records, content, &block, expected.as_deref(), &trust)?;
+    for block in blocks.iter().filter(|_| !stored_null) {
+        let verdict = as_laid_out(records, content, block, expected.as_deref(), &trust)?;
         ensure(plain == Ok(verdict), || {
             format!("{plain:?}, described {verdict:?}")
         })?;
@@ -143,7 +147,7 @@ fn as_laid_out(
     expected: Option<&[Told]>,
     trust: &Arc<Trust>,
 ) -> Result<Verdict, String> {
-    let mut body = b"QSEG\x03\x01\0\0\0\x06\0orders\x01\0p".to_vec();
+    let mut body = b"QSEG\x04\x01\0\0\0\x06\0orders\x01\0p".to_vec();
     body.extend_from_slice(&1_000_i64.to_le_bytes());
     body.extend_from_slice(&0_i64.to_le_bytes());
     body.extend_from_slice(&[0; 16]);

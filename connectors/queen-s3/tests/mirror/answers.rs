@@ -7,7 +7,7 @@ use queen_s3::time::Micros;
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::describe::described;
+use crate::describe::{described, lz4};
 use crate::log::{Payload, Segment};
 
 /// How a broker answers fetches.
@@ -19,13 +19,15 @@ pub enum Form {
     Segments,
     /// In compressed segments whose blocks are described.
     Described,
+    /// The same, with blocks of LZ4.
+    Lz4,
     /// In compressed segments whose descriptions are not true.
     Misdescribed,
 }
 
 impl Form {
     /// Every true one.
-    pub const ALL: [Self; 3] = [Self::Json, Self::Segments, Self::Described];
+    pub const ALL: [Self; 4] = [Self::Json, Self::Segments, Self::Described, Self::Lz4];
 }
 
 /// What one entry of a fetch is answered with.
@@ -38,6 +40,8 @@ pub struct Entry<'a> {
     pub from: i64,
     /// Segments with something at or above it.
     pub segments: Vec<Segment>,
+    /// Which of those cannot be read.
+    pub damaged: Option<usize>,
     /// Next offset to be assigned.
     pub end: i64,
     /// First offset still held.
@@ -60,13 +64,14 @@ impl Form {
                 tells_lives,
             ),
             Self::Described => segments(entries, payload, 3, tells_lives),
+            Self::Lz4 => segments(entries, payload, 4, tells_lives),
             Self::Misdescribed => segments(entries, payload, MISDESCRIBED, tells_lives),
         }
     }
 }
 
 /// The version of segments that are described, with descriptions of a record that is not there.
-const MISDESCRIBED: u8 = 4;
+const MISDESCRIBED: u8 = 5;
 
 fn json(entries: &[Entry<'_>], payload: Payload) -> String {
     let quote = |text: &str| Value::from(text).to_string();
@@ -80,7 +85,8 @@ fn json(entries: &[Entry<'_>], payload: Payload) -> String {
             quote(entry.partition),
         );
         let mut comma = "";
-        for segment in &entry.segments {
+        let readable = entry.damaged.unwrap_or(entry.segments.len());
+        for segment in &entry.segments[..readable] {
             for offset in segment.first.max(entry.from)..segment.end() {
                 let _ = write!(
                     body,
@@ -100,7 +106,8 @@ fn json(entries: &[Entry<'_>], payload: Payload) -> String {
         if let Some(life) = entry.life {
             let _ = write!(body, ",\"id\":\"{life}\"");
         }
-        if let Some(error) = entry.error {
+        let unreadable = entry.damaged.map(|_| "UNREADABLE");
+        if let Some(error) = entry.error.or(unreadable) {
             let _ = write!(body, ",\"error\":\"{error}\"");
         }
         body.push('}');
@@ -111,7 +118,7 @@ fn json(entries: &[Entry<'_>], payload: Payload) -> String {
 
 fn segments(entries: &[Entry<'_>], payload: Payload, version: u8, tells_lives: bool) -> Vec<u8> {
     let mut body = b"QSEG".to_vec();
-    body.push(version.min(3));
+    body.push(version.min(4));
     number(&mut body, entries.len());
     for entry in entries {
         for name in [entry.queue, entry.partition] {
@@ -125,10 +132,17 @@ fn segments(entries: &[Entry<'_>], payload: Payload, version: u8, tells_lives: b
             let life = entry.life.filter(|_| tells_lives).unwrap_or_default();
             body.extend_from_slice(life.as_bytes());
         }
-        for segment in &entry.segments {
+        for (place, segment) in entry.segments.iter().enumerate() {
             let records = records(segment, |offset| payload(entry.partition, offset));
             let content = content(&records);
-            let frame = zstd::bulk::compress(&content, 1).expect("room in memory");
+            let there = match entry.damaged {
+                Some(damaged) if damaged == place => &content[1..],
+                _ => &content[..],
+            };
+            let frame = match version {
+                4 => lz4(there),
+                _ => zstd::bulk::compress(there, 1).expect("room in memory"),
+            };
             let block = if version > 2 {
                 let texts = records
                     .iter()

@@ -72,7 +72,7 @@ impl Broker for Link {
         self.fetching.fetch_sub(1, Ordering::Relaxed);
         let answer = match form {
             Form::Json => decode_fetch(request, body.into(), &self.budget),
-            Form::Segments | Form::Described | Form::Misdescribed => {
+            Form::Segments | Form::Described | Form::Lz4 | Form::Misdescribed => {
                 decode_segments(request, body.into(), &self.budget, &self.trust)
             }
         };

@@ -118,6 +118,8 @@ struct State {
     queues: BTreeMap<String, Queue>,
     /// Lives of partitions begun.
     lives: u128,
+    /// First offsets of segments that cannot be read, whichever partition's.
+    damaged: BTreeSet<i64>,
     store: Store,
     counts: Counts,
     limits: Limits,
@@ -173,6 +175,7 @@ impl Log {
             state: Mutex::new(State {
                 queues: BTreeMap::new(),
                 lives: 0,
+                damaged: BTreeSet::new(),
                 store: Store::default(),
                 counts: Counts::default(),
                 limits: Limits::default(),
@@ -222,6 +225,11 @@ impl Log {
         self.state()
             .queues
             .insert(queue.to_owned(), Queue::default());
+    }
+
+    /// Segments that begin at these offsets cannot be read from now on.
+    pub fn damage(&self, offsets: &[i64]) {
+        self.state().damaged = offsets.iter().copied().collect();
     }
 
     /// Answers so much at a time from now on.
@@ -449,6 +457,9 @@ impl Log {
                 left = left.saturating_sub(records);
             }
             state.counts.records += taken as u64;
+            let damaged = segments
+                .iter()
+                .position(|segment| state.damaged.contains(&segment.first));
             let error = if queue.is_none() {
                 Some("UNKNOWN_TOPIC_OR_PARTITION")
             } else if entry.offset > end || entry.offset < log_start {
@@ -466,6 +477,7 @@ impl Log {
                 partition: &entry.partition,
                 from: entry.offset,
                 segments,
+                damaged,
                 end,
                 log_start,
                 life: life.filter(|_| tells_lives),

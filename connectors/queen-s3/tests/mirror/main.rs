@@ -28,6 +28,7 @@ mod starts;
 #[allow(dead_code)]
 #[path = "../simulation/world/store.rs"]
 mod store;
+mod unreadable;
 mod uploads;
 
 use std::future::Future;

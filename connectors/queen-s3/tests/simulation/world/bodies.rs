@@ -6,7 +6,7 @@ use queen_s3::broker::{FetchRequest, Name};
 use queen_s3::time::Micros;
 use uuid::Uuid;
 
-use super::describe::described;
+use super::describe::{described, lz4};
 use super::dice::Dice;
 use super::log::{Log, NewRecord, Segment};
 
@@ -69,7 +69,7 @@ pub enum Form {
     Json,
     /// Compressed segments.
     Segments,
-    /// The same, with descriptions of their blocks.
+    /// The same, with descriptions of their blocks, half of which are of LZ4.
     Described,
 }
 
@@ -199,7 +199,7 @@ pub fn fetch_answer(
             let version = if named == Named::Nothing { 1 } else { 2 };
             segments_body(request, &found, limits, version)
         }
-        Form::Described => segments_body(request, &found, limits, 3),
+        Form::Described => segments_body(request, &found, limits, 4),
         Form::Json => json_body(request, &found, limits).into_bytes(),
     };
     let answer = Answer {
@@ -320,7 +320,10 @@ fn segment_body(body: &mut Vec<u8>, segment: &Segment, damaged: bool, with_descr
     } else {
         content.len()
     };
-    let compress = |content: &[u8]| zstd::bulk::compress(content, 1).expect("room in memory");
+    let compress = |content: &[u8]| match segment.ts % 2 {
+        1 if with_description => lz4(content),
+        _ => zstd::bulk::compress(content, 1).expect("room in memory"),
+    };
     let mut block = compress(&content[..there]);
     if with_description {
         let told = match segment.first % 2 {

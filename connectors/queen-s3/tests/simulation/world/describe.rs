@@ -1,6 +1,20 @@
-//! Descriptions of blocks, as brokers store them before their frames.
+//! Frames of blocks, and the descriptions that brokers store before them.
+
+use std::io::Write;
 
 use crc32c::crc32c;
+use lz4_flex::frame::{BlockMode, BlockSize, FrameEncoder, FrameInfo};
+
+/// `content` in a frame of LZ4, which is read behind a description alone.
+pub fn lz4(content: &[u8]) -> Vec<u8> {
+    let options = FrameInfo::new()
+        .block_mode(BlockMode::Independent)
+        .block_size(BlockSize::Max4MB)
+        .content_size(Some(content.len() as u64));
+    let mut encoder = FrameEncoder::with_frame_info(options, Vec::new());
+    encoder.write_all(content).expect("room in memory");
+    encoder.finish().expect("room in memory")
+}
 
 /// `frame` behind a description of the ids, as JSON strings, and payloads in it; `told` is the frame whose
 /// checksum it names.
