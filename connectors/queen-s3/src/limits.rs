@@ -19,6 +19,8 @@ pub const KV_NAMESPACE: &str = "queen-s3";
 pub const MIB: usize = 1_048_576;
 /// Longest content of a frame of LZ4 that is read: that of the one block it has.
 pub const LZ4_CONTENT_BYTES: usize = 4 * MIB;
+/// Longest time between two looks at the clock while a write to the bucket is under way.
+pub const OVERDUE_LOOK: Duration = Duration::from_secs(1);
 /// Length of one part of a multipart upload.
 pub const PART_BYTES: usize = 16 * MIB;
 /// Record bytes that are given to a compressor at a time.

@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 use super::{Documents, Owner, present, to_value, version};
 use crate::broker::{BrokerError, BrokerErrorKind, KvAnswer};
 use crate::lake::documents::{CommitPointer, Intent, LeaseDocument};
-use crate::limits::{KV_NAMESPACE, LEASE_CALL_LEAST};
+use crate::limits::{KV_NAMESPACE, LEASE_CALL_LEAST, OVERDUE_LOOK};
 use crate::observe::sampled::Sampled;
 use crate::retry::Backoff;
 
@@ -177,7 +177,8 @@ impl Fence {
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(left).await;
+            // The timer may stand still while the machine is suspended; the clock does not.
+            tokio::time::sleep(left.min(OVERDUE_LOOK)).await;
         }
     }
 
@@ -245,6 +246,8 @@ impl Fence {
                         return Ok(());
                     }
                     state.unresolved.get_or_insert(sent);
+                    // No broker should answer so; one that does is not asked without end.
+                    tokio::time::sleep(self.pause(&mut backoff, None)).await;
                 }
                 Ok(KvAnswer::RolledBack(_)) => rolled_back = true,
                 Err(error) => {

@@ -1,11 +1,15 @@
 //! A lease that is not there any more.
 
 use std::collections::BTreeMap;
+use std::future::pending;
 use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use async_trait::async_trait;
 use queen_protocol::kv::KvOpKind;
 use serde_json::{Map, json};
+use tokio::time::{sleep, timeout};
 
 use super::*;
 use crate::broker::{
@@ -19,22 +23,48 @@ type Rows = (BTreeMap<String, (Value, i64)>, i64);
 
 /// A key/value store without expiry.
 #[derive(Default)]
-struct Store(Mutex<Rows>);
+struct Store {
+    rows: Mutex<Rows>,
+    /// Whether it does not tell the versions that it writes.
+    untold: AtomicBool,
+    /// Batches that it was sent.
+    batches: AtomicUsize,
+}
+
+/// A clock that is set by hand.
+#[derive(Default)]
+struct SetClock(Mutex<Duration>);
+
+impl SetClock {
+    fn go_on(&self, by: Duration) {
+        *self.0.lock().expect("no holder panics") += by;
+    }
+}
+
+impl Clock for SetClock {
+    fn boottime(&self) -> Duration {
+        *self.0.lock().expect("no holder panics")
+    }
+
+    fn wall_ms(&self) -> i64 {
+        0
+    }
+}
 
 impl Store {
     fn put(&self, key: String, value: Value) {
-        let mut rows = self.0.lock().expect("no holder panics");
+        let mut rows = self.rows.lock().expect("no holder panics");
         rows.1 += 1;
         let version = rows.1;
         rows.0.insert(key, (value, version));
     }
 
     fn delete(&self, key: &str) {
-        self.0.lock().expect("no holder panics").0.remove(key);
+        self.rows.lock().expect("no holder panics").0.remove(key);
     }
 
     fn holder(&self, key: &str) -> Option<Value> {
-        let rows = self.0.lock().expect("no holder panics");
+        let rows = self.rows.lock().expect("no holder panics");
         Some(rows.0.get(key)?.0["incarnation"].clone())
     }
 }
@@ -62,7 +92,8 @@ impl Broker for Store {
     }
 
     async fn kv(&self, operations: &[KvOperation]) -> Result<KvAnswer, BrokerError> {
-        let mut rows = self.0.lock().expect("no holder panics");
+        let mut rows = self.rows.lock().expect("no holder panics");
+        self.batches.fetch_add(1, Relaxed);
         let mut after = (rows.0.clone(), rows.1);
         let mut results = Vec::new();
         for (index, operation) in operations.iter().enumerate() {
@@ -88,7 +119,8 @@ impl Broker for Store {
                 result.applied = Some(applied);
                 if applied {
                     after.1 += 1;
-                    result.version = Some(after.1);
+                    let told = !self.untold.load(Relaxed);
+                    result.version = told.then_some(after.1);
                     let value = operation.value.clone().unwrap_or_default();
                     after.0.insert(key, (value, after.1));
                 }
@@ -105,9 +137,13 @@ fn keys() -> LakeKeys {
 }
 
 async fn claimed(store: &Arc<Store>) -> Fence {
+    claimed_by(store, Arc::new(SystemClock)).await
+}
+
+async fn claimed_by(store: &Arc<Store>, clock: Arc<dyn Clock>) -> Fence {
     let owner = Owner {
         broker: Arc::clone(store) as Arc<dyn Broker>,
-        clock: Arc::new(SystemClock),
+        clock,
         status: Arc::default(),
         jitter: Jitter::new(1),
         keys: keys(),
@@ -196,4 +232,31 @@ async fn a_lease_that_another_instance_holds_by_now_is_lost() {
     );
     let lost = fence.write_committed(&pointer(0, 1)).await;
     assert_eq!(lost, Err(Lost::To("two".to_owned())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_tells_no_versions_is_not_asked_without_end() {
+    let (store, clock) = (Arc::new(Store::default()), Arc::new(SetClock::default()));
+    let fence = claimed_by(&store, Arc::clone(&clock) as Arc<dyn Clock>).await;
+    store.untold.store(true, Relaxed);
+    clock.go_on(Duration::from_secs(5));
+    let kept = timeout(Duration::from_secs(300), fence.keep()).await;
+    assert!(kept.is_err(), "nothing says that the lease is held");
+    let batches = store.batches.load(Relaxed);
+    assert!(batches < 1_000, "{batches} in five minutes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_is_given_up_in_time_also_after_a_machine_was_suspended() {
+    let (store, clock) = (Arc::new(Store::default()), Arc::new(SetClock::default()));
+    let fence = claimed_by(&store, Arc::clone(&clock) as Arc<dyn Clock>).await;
+    let suspended = async {
+        sleep(Duration::from_secs(1)).await;
+        clock.go_on(Duration::from_secs(60));
+        sleep(Duration::from_secs(2)).await;
+    };
+    tokio::select! {
+        written = fence.guard(pending::<()>()) => assert_eq!(written, None),
+        () = suspended => panic!("another instance may write by now"),
+    }
 }
