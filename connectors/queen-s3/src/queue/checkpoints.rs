@@ -28,7 +28,7 @@ impl Task {
     ) -> Engine {
         let committed = Micros(standing.pointer.t_end);
         let mut engine = Engine::new(self.policy(), committed);
-        engine.note_named(standing.named.clone());
+        engine.note_named(&standing.named);
         engine.recall(window);
         engine.go_on(left);
         if standing.pointer.k > 0

@@ -80,9 +80,7 @@ fn all_lost(
         lost.extend(subtract(part.to_vec(), &lost));
     }
     let mut lost = subtract(lost, kept);
-    for range in later {
-        lost.extend(subtract(vec![range.clone()], &lost));
-    }
+    lost.extend(subtract(later.to_vec(), &lost));
     lost
 }
 

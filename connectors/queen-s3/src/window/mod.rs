@@ -24,7 +24,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::gaps::subtract;
+use crate::gaps::Cover;
 use crate::lake::Align;
 use crate::lake::manifest::OffsetRange;
 use crate::time::Micros;
@@ -81,8 +81,8 @@ pub struct Engine {
     later_lost: Vec<OffsetRange>,
     /// The generation of the last life that began before.
     marked: u32,
-    /// Ranges that an earlier manifest names already, by partition.
-    named: HashMap<String, Vec<OffsetRange>>,
+    /// What an earlier manifest names already.
+    named: Cover,
     /// Partitions that wait for a complete full pass.
     suspects: usize,
     /// Those that wait for a page that tells their lives.
@@ -124,7 +124,7 @@ impl Engine {
             lost: Vec::new(),
             later_lost: Vec::new(),
             marked: u32::MAX,
-            named: HashMap::new(),
+            named: Cover::default(),
             suspects: 0,
             foreign: BTreeMap::new(),
             contradicted: false,
@@ -237,17 +237,14 @@ impl Engine {
 
     /// Notes ranges that the last window's manifest names: a position restored from before it would
     /// find them missing again.
-    pub fn note_named(&mut self, named: Vec<OffsetRange>) {
-        for range in named {
-            let ranges = self.named.entry(range.partition.clone()).or_default();
-            ranges.push(range);
-        }
+    pub fn note_named(&mut self, named: &[OffsetRange]) {
+        named.iter().for_each(|range| self.named.add(range));
     }
 
     /// Forgets what a manifest names of a partition whose life may be another one: a range tells no
     /// lives apart, and a loss named twice harms less than one not named.
     fn forget_named(&mut self, partition: &str) {
-        self.named.remove(partition);
+        self.named.forget(partition);
     }
 
     /// Takes out the ranges that are known to be deleted and that no window names yet.
@@ -339,11 +336,7 @@ impl Engine {
                 from,
                 to,
             };
-            let named = self
-                .named
-                .get(&range.partition)
-                .map_or(&[][..], Vec::as_slice);
-            let unnamed = subtract(vec![range], named);
+            let unnamed = self.named.without(range);
             match self.partition(id).generation > self.marked {
                 true => self.later_lost.extend(unnamed),
                 false => self.lost.extend(unnamed),

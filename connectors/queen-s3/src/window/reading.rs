@@ -453,6 +453,7 @@ impl Engine {
         }
         if emptied {
             self.buffers.remove(&id);
+            self.life_starts.remove(&id);
         } else {
             self.life_starts.insert(id, first_ts);
         }

@@ -8,7 +8,6 @@ use super::names::NameAt;
 use super::partition::{Flags, Partition};
 use super::{Engine, PartitionId};
 use crate::broker::Name;
-use crate::gaps::subtract;
 use crate::lake::checkpoint::{Position, Positions};
 use crate::lake::manifest::OffsetRange;
 use crate::record::Chunk;
@@ -103,9 +102,11 @@ impl Remembered {
 
 impl Engine {
     /// What is left of windows that were taken out and are not written, in their order, and of what is
-    /// read after them.
-    pub fn left(&self, windows: impl IntoIterator<Item = Remembered>) -> Left {
-        let mut gone = [&self.lost[..], &self.later_lost].concat();
+    /// read after them. The engine is done with then.
+    pub fn left(&mut self, windows: impl IntoIterator<Item = Remembered>) -> Left {
+        self.lose_former_lives();
+        let mut gone = self.take_lost();
+        gone.append(&mut self.later_lost);
         let mut first: HashMap<Name, Held> = HashMap::new();
         for window in windows {
             gone.extend(window.gone);
@@ -185,15 +186,9 @@ impl Engine {
         self.lack(left.gone.clone());
     }
 
+    /// Two lives may have lost the same offsets: only a manifest takes away what it names.
     fn lack(&mut self, gone: Vec<OffsetRange>) {
-        for range in gone {
-            let named = self.named.get(&range.partition);
-            let unnamed = subtract(vec![range], named.map_or(&[][..], Vec::as_slice));
-            let unnamed: Vec<OffsetRange> = unnamed
-                .into_iter()
-                .flat_map(|range| subtract(vec![range], &self.lost))
-                .collect();
-            self.lost.extend(unnamed);
-        }
+        let unnamed = gone.into_iter().flat_map(|range| self.named.without(range));
+        self.lost.extend(unnamed);
     }
 }

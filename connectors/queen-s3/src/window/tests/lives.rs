@@ -229,7 +229,7 @@ fn a_restored_position_of_a_former_life_is_not_used() {
 fn what_a_manifest_names_of_a_former_life_does_not_hide_a_loss_of_the_next() {
     let mut engine = engine(1_000);
     engine.restore(&Positions::from_iter([position("a", 10, Some(1))]));
-    engine.note_named(vec![OffsetRange {
+    engine.note_named(&[OffsetRange {
         partition: "a".into(),
         from: 0,
         to: 20,

@@ -85,7 +85,7 @@ fn windows_ahead_lower_the_positions_that_are_left_and_other_lives_are_gone() {
 
 #[test]
 fn what_is_left_goes_on_as_a_checkpoint_does() {
-    let (former, _) = session();
+    let (mut former, _) = session();
     let left = former.left([]);
     let mut next = engine(1_010 + AGE - GUARD);
     next.go_on(&left);
@@ -100,7 +100,7 @@ fn what_is_left_goes_on_as_a_checkpoint_does() {
 
 #[test]
 fn what_a_manifest_names_already_is_not_named_again() {
-    let (former, window) = session();
+    let (mut former, window) = session();
     let mut left = former.left([window.remembered.clone()]);
     let range = |from, to| OffsetRange {
         partition: "a".to_owned(),
@@ -109,7 +109,19 @@ fn what_a_manifest_names_already_is_not_named_again() {
     };
     left.gone = vec![range(0, 9), range(5, 12)];
     let mut next = engine(1_010 + AGE - GUARD);
-    next.note_named(vec![range(0, 3)]);
+    next.note_named(&[range(0, 3)]);
     next.go_on(&left);
-    assert_eq!(ranges(&next.take_lost()), [("a", 4, 9), ("a", 10, 12)]);
+    assert_eq!(ranges(&next.take_lost()), [("a", 4, 9), ("a", 5, 12)]);
+}
+
+#[test]
+fn what_was_read_of_a_life_that_is_over_is_gone() {
+    let mut former = engine(0);
+    pass(&mut former, 1_010, &[listed("a", 0, 5, Some(1))]);
+    let records = [0, 1, 2, 3, 4, 5].map(|offset| (offset, 1_000 + offset));
+    read(&mut former, "a", &records, 6);
+    pass(&mut former, 1_020, &[listed("a", 0, 0, Some(2))]);
+    let left = former.left([]);
+    assert_eq!(ranges(&left.gone), [("a", 0, 5)]);
+    assert_eq!(positions(&left), [("a", 0)]);
 }
