@@ -434,14 +434,9 @@ impl Task {
             loop {
                 if let Some(intent) = pending.take() {
                     let had = (std::mem::take(&mut window), &left);
-                    let oversized = had.0.is_empty();
                     match self.redo(fence, &standing, intent, had, stop).await {
                         Ok(moved) => standing = moved,
                         Err(end) => return end,
-                    }
-                    if oversized {
-                        // Some of that is in the window now.
-                        left = Left::default();
                     }
                     self.panicked.store(false, Relaxed);
                     // An intent from an older key/value store is followed by windows as well.

@@ -136,6 +136,19 @@ impl Engine {
         (t_end <= settled).then_some((t_start, t_end))
     }
 
+    /// Records that are buffered for the window `[t_start, t_end)` and lie below its start.
+    pub fn late(&self, t_start: Micros, t_end: Micros) -> Vec<OffsetRange> {
+        let mut late = Vec::new();
+        for (id, buffer) in &self.buffers {
+            let former = self.former_lives_end(*id).unwrap_or(Micros::MIN);
+            let name: Name = self.name(*id).into();
+            let present = buffer.chunks_below(t_end);
+            let present = present.filter(|chunk| chunk.first().is_some_and(|one| one.ts >= former));
+            late.extend(present.filter_map(|chunk| late_range(&name, &chunk, t_start)));
+        }
+        late
+    }
+
     /// Whether a page is to tell if what is buffered can be read again.
     pub fn waits_for_lives(&self) -> bool {
         let buffered = |id: &&PartitionId| self.buffers.contains_key(id);

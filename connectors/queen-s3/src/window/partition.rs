@@ -171,12 +171,16 @@ impl PartitionBuffer {
             .map(|record| record.offset)
     }
 
-    /// First and last offsets of the buffered records below `end`, run by run.
+    /// The buffered records that belong below `end`, run by run.
+    pub(super) fn chunks_below(&self, end: Micros) -> impl Iterator<Item = Chunk> {
+        let part = move |run: &Run| run.chunk.part(run.chunk.range.start..run.split(end));
+        self.runs.iter().map(part)
+    }
+
+    /// Their first and last offsets.
     pub(super) fn ranges_below(&self, end: Micros) -> impl Iterator<Item = (i64, i64)> {
-        self.runs.iter().filter_map(move |run| {
-            let below = run.chunk.part(run.chunk.range.start..run.split(end));
-            Some((below.first()?.offset, below.last()?.offset))
-        })
+        let ends = |chunk: Chunk| Some((chunk.first()?.offset, chunk.last()?.offset));
+        self.chunks_below(end).filter_map(ends)
     }
 
     /// Takes the records that belong below `end` out, in order.

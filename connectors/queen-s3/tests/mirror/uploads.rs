@@ -1,5 +1,6 @@
 //! How windows go up, and what a store that is busy, forgetful or unwilling makes of it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -194,6 +195,52 @@ fn a_window_whose_upload_the_store_forgot_is_written_again() {
             assert_eq!(records(&bucket), log.records(QUEUE));
         });
     }
+}
+
+#[test]
+fn all_that_a_forgotten_window_names_as_lost_is_named_by_the_one_written_instead() {
+    const PARTITIONS: u64 = 2_000;
+    in_virtual_time(async {
+        let log = Log::new(TEN + HOUR + 10 * SECOND, |_, offset| offset.to_string());
+        log.create(QUEUE);
+        let names: Vec<Name> = (0..PARTITIONS)
+            .map(|n| Name::from(format!("p-{n:04}")))
+            .collect();
+        for name in &names {
+            log.write(QUEUE, name, TEN, 1);
+        }
+        let cut = names.clone();
+        log.after_fetches(0, move |log| {
+            cut.iter().for_each(|name| log.delete(QUEUE, name))
+        });
+        log.write(QUEUE, &Name::from("whole"), TEN, 1);
+        let bucket = Arc::<MemoryBucket>::default();
+        let mut forgotten = false;
+        bucket.plan(
+            move |asked| match asked.operation == "multipart_complete" && !forgotten {
+                true => {
+                    forgotten = true;
+                    Do::Refuse(404, "NoSuchUpload", None)
+                }
+                false => Do::Go,
+            },
+        );
+        let mut options = in_parts();
+        options.settings.multipart_threshold_bytes = 1;
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+        eventually("the window", || committed(&log, QUEUE).0 == 1).await;
+        sink.stop().await;
+        assert_eq!(bucket.asked("multipart_create", "").len(), 2);
+        let manifests = bucket.manifests(QUEUE);
+        let lost = manifests[0]["lost"].as_array().expect("a list");
+        let lost: BTreeSet<&str> = lost
+            .iter()
+            .filter(|range| (range["from"].as_i64(), range["to"].as_i64()) == (Some(0), Some(0)))
+            .filter_map(|range| range["partition"].as_str())
+            .collect();
+        assert_eq!(lost.len() as u64, PARTITIONS);
+        assert_eq!(records(&bucket).len(), 1);
+    });
 }
 
 #[test]

@@ -392,7 +392,8 @@ impl<'a> Session<'a> {
                 self.window = Some(Window {
                     k: standing.pointer.k + 1,
                     record_bytes: window.record_bytes,
-                    remembered: std::mem::take(&mut window.remembered),
+                    // An intent has not room for all that may be lost.
+                    remembered: std::mem::take(&mut window.remembered).with_lost(&window.lost),
                 });
                 let turn = Turn::Now(standing);
                 let room = task.context.budget.claim(0);
@@ -461,13 +462,10 @@ impl<'a> Session<'a> {
         };
         self.committing = true;
         // The engine ends with this session, and what it holds with it.
-        self.engine.lose_former_lives();
-
-        let gaps = Gaps {
-            lost: self.engine.take_lost(),
-            late: Vec::new(),
-        };
-        let left = self.engine.left([]);
+        let late = self.engine.late(t_start, t_end);
+        let mut left = self.engine.left([]);
+        let lost = std::mem::take(&mut left.gone);
+        let gaps = Gaps { lost, late };
         let (task, fence, standing) = (self.task, self.fence, self.standing.clone());
         self.start(async move {
             let (after, lineage) = (standing.pointer.k, &standing.lineage);
@@ -478,7 +476,7 @@ impl<'a> Session<'a> {
                 Outcome::Redo(Box::new(Redo {
                     standing,
                     intent,
-                    window: Remembered::default(),
+                    window: Remembered::default().with_lost(&gaps.lost),
                     left,
                 }))
             }))
