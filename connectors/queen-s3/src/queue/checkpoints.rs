@@ -24,7 +24,7 @@ impl Task {
         &self,
         standing: &Standing,
         window: Remembered,
-        left: &Left,
+        left: Left,
     ) -> Engine {
         let committed = Micros(standing.pointer.t_end);
         let mut engine = Engine::new(self.policy(), committed);

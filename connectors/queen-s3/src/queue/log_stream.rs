@@ -34,6 +34,8 @@ pub(super) struct LogStream<'a> {
     pub(super) late_found: Vec<OffsetRange>,
     /// Where records below the window ended, in partitions that had such.
     pub(super) written: Vec<(&'a Unread, i64)>,
+    /// Where those of the window ended, in partitions that were read to there.
+    pub(super) read: Vec<(&'a Unread, i64)>,
 }
 
 struct Reading<'a> {
@@ -45,6 +47,8 @@ struct Reading<'a> {
     chunks: VecDeque<Chunk>,
     /// Where reading stood when the log's start turned out to lie further on.
     gap: Option<i64>,
+    /// One past the last offset that is dealt with: nothing of the window lies at or above it.
+    read: i64,
     /// Whether a record at or above the window's start was read: one below it may have come late to
     /// a later window then, and says nothing of what lies before it.
     begun: bool,
@@ -168,6 +172,7 @@ impl<'a> LogStream<'a> {
             lost: Vec::new(),
             late_found: Vec::new(),
             written: Vec::new(),
+            read: Vec::new(),
         }
     }
 
@@ -184,6 +189,7 @@ impl<'a> LogStream<'a> {
                 return Ok(Some((first.unread.partition.clone(), chunk)));
             }
             if first.done {
+                self.read.push((first.unread, first.read));
                 self.begun.pop_front();
                 continue;
             }
@@ -199,6 +205,7 @@ impl<'a> LogStream<'a> {
             overlaps: unread.life.is_none() && unread.position > 0,
             chunks: VecDeque::new(),
             gap: None,
+            read: unread.position,
             begun: false,
             done: false,
         });
@@ -243,6 +250,7 @@ impl<'a> LogStream<'a> {
                 }
                 if reading.position >= reading.unread.watermark {
                     reading.done = true;
+                    reading.read = reading.unread.watermark;
                     self.lost.extend(reading.lost(reading.unread.watermark - 1));
                 }
                 return Ok(());
@@ -292,6 +300,7 @@ impl<'a> LogStream<'a> {
         }
         reading.gap = None;
         reading.position = last.offset + 1;
+        reading.read = first.offset + i64::from(chunk.below(self.to));
         reading.overlaps = reading.unread.life.is_none();
         reading.done = reading.position >= reading.unread.watermark || last.ts >= self.to;
         let late = if reading.unread.late { self.late } else { &[] };

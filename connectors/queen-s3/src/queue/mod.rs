@@ -433,24 +433,29 @@ impl Task {
             let (mut window, mut left) = (Remembered::default(), Left::default());
             loop {
                 if let Some(intent) = pending.take() {
-                    let had = (std::mem::take(&mut window), &left);
+                    let had = (std::mem::take(&mut window), left);
                     match self.redo(fence, &standing, intent, had, stop).await {
-                        Ok(moved) => standing = moved,
+                        Ok(moved) => (standing, left) = moved,
                         Err(end) => return end,
                     }
                     self.panicked.store(false, Relaxed);
                     // An intent from an older key/value store is followed by windows as well.
                     if std::mem::take(&mut found) {
+                        let k = standing.pointer.k;
                         match self.catch_up(fence, standing, None).await {
                             Ok((moved, _)) => standing = moved,
                             Err(end) => return end,
+                        }
+                        if standing.pointer.k != k {
+                            // What is unwritten after the window may be in these.
+                            left = Left::default();
                         }
                     }
                 }
                 if !self.panicked.load(Relaxed) {
                     self.goes_on();
                 }
-                match self.session(fence, standing, &left, stop).await {
+                match self.session(fence, standing, left, stop).await {
                     session::Outcome::End(end) => return end,
                     session::Outcome::Redo(redo) => {
                         standing = redo.standing;

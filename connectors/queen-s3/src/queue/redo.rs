@@ -54,7 +54,9 @@ struct Rebuilt<'a> {
 }
 
 /// What reading a window again taught.
-struct Read {
+struct Read<'a> {
+    /// Where records of the window ended, by partition.
+    ends: Vec<(&'a Unread, i64)>,
     /// Ranges found deleted.
     lost: Vec<OffsetRange>,
     /// Late records that are still there.
@@ -65,6 +67,16 @@ impl<'a> Rebuilt<'a> {
     fn stream(self, task: &'a Task) -> LogStream<'a> {
         let to = Micros(self.intent.t_end);
         LogStream::new(task, self.partitions, self.from, to, self.late)
+    }
+}
+
+/// What `work` comes to, unless the process stops before: whatever a redo has not committed the next
+/// start does again.
+async fn unless<T>(stop: &CancellationToken, work: impl Future<Output = T>) -> Result<T, End> {
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => Err(End::Drained),
+        done = work => Ok(done),
     }
 }
 
@@ -86,19 +98,20 @@ fn all_lost(
 
 impl Task {
     /// Brings the window of `intent`, the one after `standing`, to its end. What it had before is named if
-    /// it is not there any more.
+    /// it is not there any more. Answers what is left to the session that follows as well.
     pub(super) async fn redo(
         &self,
         fence: &Fence,
         standing: &Standing,
         intent: Intent,
-        window: (Remembered, &Left),
+        window: (Remembered, Left),
         stop: &CancellationToken,
-    ) -> Result<Standing, End> {
+    ) -> Result<(Standing, Left), End> {
         let queue = &self.queue;
-        if let Some(manifest) = self.written(standing, &intent).await? {
+        if let Some(manifest) = unless(stop, self.written(standing, &intent)).await?? {
             info!(%queue, k = intent.k, "the interrupted window is in the bucket whole");
-            return self.commit_manifest(fence, standing, &manifest).await;
+            let moved = self.commit_manifest(fence, standing, &manifest).await?;
+            return Ok((moved, window.1));
         }
         let repeating = self.is_repeating();
         if !repeating {
@@ -113,13 +126,15 @@ impl Task {
         // It owns the queue, and may read for longer than a `safeTime` is shown.
         let _asking = self.context.status.asking();
         let carried = Gaps::of(&intent);
-        let mut survey = Survey::begin(self, standing, &intent, window, stop).await;
+        let begun = Survey::begin(self, standing, &intent, window, stop);
+        let mut survey = unless(stop, begun).await?;
         let mut backoff = self.context.jitter.backoff();
         let mut looking = Looking::AtBytes;
         loop {
             // What a former try left open is not gone on with.
-            self.abort_uploads().await;
-            let found = survey.discover(Micros(intent.t_end), &carried.late).await?;
+            unless(stop, self.abort_uploads()).await?;
+            let discovery = survey.discover(Micros(intent.t_end), &carried.late);
+            let found = unless(stop, discovery).await??;
             let window = Rebuilt {
                 intent: &intent,
                 partitions: &found.partitions,
@@ -128,10 +143,15 @@ impl Task {
                 late: &carried.late,
             };
             let mut below = Vec::new();
-            let rebuilt = self.rebuild(fence, window, looking, &mut below).await;
+            let rebuilding = self.rebuild(fence, window, looking, &mut below);
+            let rebuilt = unless(stop, rebuilding).await?;
             survey.is_written(&below);
+            let lived_on = match rebuilt {
+                Ok(_) => unless(stop, survey.lived_on(&found.partitions)).await??,
+                Err(_) => false,
+            };
             let changed = match rebuilt {
-                Ok((content, read)) if survey.lived_on(&found.partitions).await? => {
+                Ok((content, read)) if lived_on => {
                     let kept = &content.tally.kept;
                     // Late records that were deleted since are not in the window.
                     let gone = subtract(carried.late.clone(), &read.late);
@@ -141,9 +161,11 @@ impl Task {
                             kept,
                             &found.later_lost,
                         ),
-                        late: subtract(carried.late, &subtract(gone, kept)),
+                        late: subtract(carried.late.clone(), &subtract(gone, kept)),
                     };
-                    return self.conclude(fence, standing, &intent, content, gaps).await;
+                    let left = survey.left(&read.ends);
+                    let moved = self.conclude(fence, standing, &intent, content, gaps);
+                    return Ok((moved.await?, left));
                 }
                 Ok(_) => None,
                 Err(Redo::Changed(changed)) => changed.reborn,
@@ -166,13 +188,13 @@ impl Task {
                         "an object could not be brought to its end; the window's objects are \
                          built again"
                     );
-                    tokio::time::sleep(backoff.next(None)).await;
+                    unless(stop, tokio::time::sleep(backoff.next(None))).await?;
                     continue;
                 }
             };
             warn!(%queue, k = intent.k, "the log changed while it was read; once more");
             survey.changed(changed);
-            tokio::time::sleep(backoff.next(None)).await;
+            unless(stop, tokio::time::sleep(backoff.next(None))).await?;
         }
     }
 
@@ -210,7 +232,7 @@ impl Task {
         window: Rebuilt<'a>,
         looking: Looking,
         below: &mut Vec<(&'a Unread, i64)>,
-    ) -> Result<(Content, Read), Redo> {
+    ) -> Result<(Content, Read<'a>), Redo> {
         // Once to learn the lengths that the objects' headers tell, once to write them.
         let mut stream = window.stream(self);
         let sizes = measure(&mut stream, window.intent.layout).await;
@@ -239,6 +261,7 @@ impl Task {
         writer.settle().await;
         below.append(&mut stream.written);
         let read = Read {
+            ends: stream.read,
             lost: stream.lost,
             late: stream.late_found,
         };

@@ -11,6 +11,7 @@ use super::log_stream::Reborn;
 use super::session::Probing;
 use super::{End, Standing, Task};
 use crate::broker::Name;
+use crate::gaps::subtract;
 use crate::lake::Layout;
 use crate::lake::documents::Intent;
 use crate::lake::manifest::OffsetRange;
@@ -61,11 +62,11 @@ impl<'a> Survey<'a> {
         task: &'a Task,
         standing: &Standing,
         intent: &Intent,
-        (window, left): (Remembered, &Left),
+        (window, left): (Remembered, Left),
         stop: &'a CancellationToken,
     ) -> Self {
-        let begun = !window.is_empty();
         let engine = task.engine(standing, window, left).await;
+        let begun = engine.is_expecting();
         let each = intent.layout == Layout::PerPartition;
         Self {
             task,
@@ -154,6 +155,25 @@ impl<'a> Survey<'a> {
         for (unread, offset) in below {
             self.engine.is_written(unread, *offset);
         }
+    }
+
+    /// What is left when the window is written, which was read up to these offsets.
+    pub(super) fn left(mut self, read: &[(&Unread, i64)]) -> Left {
+        self.is_written(read);
+        let mut left = self.engine.left([]);
+        if !left.gone.is_empty() {
+            // What the window has may have been found deleted since.
+            let within = read.iter().filter(|(unread, end)| unread.position < *end);
+            let within: Vec<OffsetRange> = within
+                .map(|(unread, end)| OffsetRange {
+                    partition: unread.partition.to_string(),
+                    from: unread.position,
+                    to: end - 1,
+                })
+                .collect();
+            left.gone = subtract(left.gone, &within);
+        }
+        left
     }
 
     /// Whether what was read of `partitions` since they were discovered is of the lives in which

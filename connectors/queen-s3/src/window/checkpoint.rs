@@ -57,7 +57,8 @@ impl Engine {
         self.buffers
             .get(&id)
             .and_then(|buffer| buffer.first_offset_from(life_start))
-            .unwrap_or(partition.position)
+            // The record before a restored position is in an earlier window.
+            .unwrap_or(partition.position + i64::from(self.unproven.contains_key(&id)))
     }
 
     /// Takes in the positions of a checkpoint whose window is committed. To be called before the
@@ -96,11 +97,17 @@ impl Engine {
         let partition = self.partition_mut(id);
         let from = partition.position;
         let same_life = !matches!((partition.id, listed.id), (Some(a), Some(b)) if a != b);
-        partition.id = listed.id.or(partition.id);
+        let expected_end = partition.listed_end;
+        if !self.is_all_written(listed) {
+            // Another life, or one whose end is gone, has not what was expected of the former.
+            let gone = if same_life { from.max(end) } else { from };
+            self.note_lost(id, gone, expected_end - 1);
+        }
         if !same_life {
             self.forget_named(&listed.name);
         }
         let partition = self.partition_mut(id);
+        partition.id = listed.id.or(partition.id);
         partition.watermark = end;
         partition.listed_end = listed.last_offset + 1;
         partition.moved_at = now;
@@ -113,6 +120,15 @@ impl Engine {
         }
         if !same_life || from > end {
             self.seek_within(id, listed.log_start, end);
+            return;
+        }
+        if expected_end > from {
+            // Its position was not certain.
+            self.seek_within(id, listed.log_start, end);
+            if from < listed.log_start {
+                self.doubted_losses.insert(id, from);
+                self.settle_emptied(id);
+            }
             return;
         }
         if from < listed.log_start {

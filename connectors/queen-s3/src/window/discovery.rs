@@ -46,7 +46,7 @@ impl Engine {
     pub fn begin_pass(&mut self, full: bool) -> PassRequest {
         let whole_log = self.safe.is_none() && self.cut <= Micros::ZERO;
         let unsettled = self.foreign.values().any(|foreign| foreign.unsettled);
-        let full = full || whole_log || unsettled || self.suspects > 0;
+        let full = full || whole_log || unsettled || self.unlisted || self.suspects > 0;
         self.pass.running = Some(Running {
             full,
             began_at: self.pass.pages,
@@ -81,6 +81,7 @@ impl Engine {
         let running = self.pass.running.take()?;
         if running.full {
             self.all_known = true;
+            self.unlisted = false;
             self.drop_ended(running.began_at);
         }
         self.settle_foreign(&running);
@@ -274,7 +275,7 @@ impl Engine {
     }
 
     /// Nothing is left of `id` that could tell of a doubtful loss whether it is one.
-    fn settle_emptied(&mut self, id: PartitionId) {
+    pub(super) fn settle_emptied(&mut self, id: PartitionId) {
         let partition = self.partition(id);
         if self.seeks.contains_key(&id) || partition.is_behind() {
             return;

@@ -91,6 +91,8 @@ pub struct Engine {
     contradicted: bool,
     /// Whether a full pass was complete: a name met from then on is new.
     all_known: bool,
+    /// Whether there may be partitions of which records are expected and only a page can tell more.
+    unlisted: bool,
     generations: u32,
     /// First `ts` of the present life, where records of a former one are still buffered.
     life_starts: BTreeMap<PartitionId, Micros>,
@@ -129,6 +131,7 @@ impl Engine {
             foreign: BTreeMap::new(),
             contradicted: false,
             all_known: false,
+            unlisted: false,
             generations: 0,
             life_starts: BTreeMap::new(),
             former_ends: BTreeMap::new(),

@@ -24,11 +24,11 @@ pub struct Remembered {
 
 /// Records of the life that a partition lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Held {
-    partition: Name,
+pub(super) struct Held {
+    pub(super) partition: Name,
     life: Option<Uuid>,
     /// Offset of the first one.
-    from: i64,
+    pub(super) from: i64,
     /// One past the last one.
     end: i64,
 }
@@ -51,8 +51,12 @@ impl Held {
 /// What a session that ends leaves to the next one.
 #[derive(Debug, Default)]
 pub struct Left {
-    /// Where reading goes on after the last window that is written.
+    /// Where reading goes on in partitions that have nothing to be read, as far as is known.
     pub positions: Positions,
+    /// What is known to be there and is in no window that is written.
+    pub(super) unwritten: Vec<Held>,
+    /// The same of partitions whose reading position was not certain.
+    pub(super) uncertain: Vec<Held>,
     /// Ranges that no manifest names, of what cannot be read again.
     pub gone: Vec<OffsetRange>,
 }
@@ -128,23 +132,73 @@ impl Engine {
             }
         }
         let mut positions = Positions::with_capacity(self.names.len(), self.names.bytes());
+        let (mut unwritten, mut uncertain) = (Vec::new(), Vec::new());
         for (id, partition) in self.lived() {
             let name = self.names.of(partition.name);
             let mut offset = self.first_unwritten(id, partition);
+            // What answers showed of it beyond the last page may be of another life, but for what was read.
+            let mut end = partition.listed_end.max(partition.position);
             match first.remove(name) {
                 Some(held) if held.is_former(partition.id) => gone.push(held.range()),
-                Some(held) => offset = offset.min(held.from),
+                Some(held) => (offset, end) = (offset.min(held.from), end.max(held.end)),
                 None => {}
             }
-            positions.push(Position {
-                partition: name,
-                offset,
-                id: partition.id,
-            });
+            if offset >= end {
+                positions.push(Position {
+                    partition: name,
+                    offset,
+                    id: partition.id,
+                });
+                continue;
+            }
+            let held = Held {
+                partition: name.into(),
+                life: partition.id,
+                from: offset,
+                end,
+            };
+            match self.is_certain(id, partition) {
+                true => unwritten.push(held),
+                false => uncertain.push(held),
+            }
         }
         // No life of theirs is there any more.
         gone.extend(first.values().map(Held::range));
-        Left { positions, gone }
+        Left {
+            positions,
+            unwritten,
+            uncertain,
+            gone,
+        }
+    }
+
+    /// Whether it is known that nothing of `partition` below its position is in no window.
+    fn is_certain(&self, id: PartitionId, partition: &Partition) -> bool {
+        !(partition.flags.restored
+            || self.seeks.contains_key(&id)
+            || self.unproven.contains_key(&id)
+            || self.doubted_losses.contains_key(&id))
+    }
+
+    /// What `window` had, of which that of lives that are over now cannot be read again.
+    pub fn outlived(&self, window: Remembered) -> Remembered {
+        let mut gone = window.gone;
+        let mut present = Vec::with_capacity(window.held.len());
+        for held in window.held {
+            let id = self.find(&held.partition);
+            let life = id.and_then(|id| self.partition(id).id);
+            match held.is_former(life) {
+                true => gone.push(held.range()),
+                false => present.push(Held {
+                    life: held.life.or(life),
+                    ..held
+                }),
+            }
+        }
+        Remembered {
+            held: present,
+            gone,
+        }
     }
 
     /// The instant below which what is buffered of `id` is of lives that are over, if some is.
@@ -159,31 +213,68 @@ impl Engine {
     /// Takes in what is known to be in the window after the cut. To be called before positions are
     /// restored.
     pub fn recall(&mut self, window: Remembered) {
-        for held in window.held {
-            let generation = self.next_generation();
-            let partition = Partition {
-                name: NameAt::default(),
-                id: held.life,
-                position: held.from,
-                watermark: held.end,
-                listed_end: held.end,
-                last_ts: Micros::MIN,
-                generation,
-                moved_at: 0,
-                named_at: 0,
-                written: Micros::MIN,
-                flags: Flags::default(),
-            };
-            let id = self.track(&held.partition, partition);
-            self.update(id, |_| ());
+        for held in &window.held {
+            self.expect(held, Flags::default());
         }
         self.lack(window.gone);
     }
 
     /// Takes in what a session left. To be called before positions are restored from elsewhere.
-    pub fn go_on(&mut self, left: &Left) {
+    pub fn go_on(&mut self, left: Left) {
+        let skipping = self.cut > Micros::ZERO;
+        for held in &left.unwritten {
+            let flags = Flags {
+                skipping,
+                ..Flags::default()
+            };
+            self.expect(held, flags);
+        }
+        // Only a page can tell where they are to be read from; what is not listed is gone.
+        self.unlisted |= !left.uncertain.is_empty();
+        for held in &left.uncertain {
+            let flags = Flags {
+                restored: true,
+                ..Flags::default()
+            };
+            self.expect(held, flags);
+        }
         self.restore(&left.positions);
-        self.lack(left.gone.clone());
+        self.lack(left.gone);
+    }
+
+    /// Whether something is known to be there, or to have been, that is in no window.
+    pub fn is_expecting(&self) -> bool {
+        let unread = |(_, partition): (_, &Partition)| partition.position < partition.listed_end;
+        !self.lost.is_empty() || self.lived().any(unread)
+    }
+
+    /// Expects the records of `held`, and begins to read them where a page need not tell more.
+    fn expect(&mut self, held: &Held, flags: Flags) {
+        if let Some(id) = self.find(&held.partition) {
+            self.update(id, |engine| {
+                let partition = engine.partition_mut(id);
+                partition.watermark = partition.watermark.max(held.end);
+                partition.listed_end = partition.listed_end.max(held.end);
+                partition.id = partition.id.or(held.life);
+            });
+            return;
+        }
+        let generation = self.next_generation();
+        let partition = Partition {
+            name: NameAt::default(),
+            id: held.life,
+            position: held.from,
+            watermark: if flags.restored { held.from } else { held.end },
+            listed_end: held.end,
+            last_ts: Micros::MIN,
+            generation,
+            moved_at: 0,
+            named_at: 0,
+            written: Micros::MIN,
+            flags,
+        };
+        let id = self.track(&held.partition, partition);
+        self.update(id, |_| ());
     }
 
     /// Two lives may have lost the same offsets: only a manifest takes away what it names.

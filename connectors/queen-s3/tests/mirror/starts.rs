@@ -8,6 +8,7 @@ use queen_s3::broker::Name;
 use queen_s3::config::Start;
 use queen_s3::lake::{Compression, Format};
 use serde_json::Value;
+use tokio::time::{sleep, timeout};
 
 use crate::bucket::MemoryBucket;
 use crate::bytes::interrupted;
@@ -260,4 +261,36 @@ fn a_pointer_behind_the_bucket_moves_over_its_windows_and_says_so_in_one_line() 
         assert_eq!(records(&bucket), mirrored);
         goes_on(&log, &bucket).await;
     });
+}
+
+#[test]
+fn a_stop_ends_a_redo_for_which_nothing_can_be_read() {
+    for discovered in [true, false] {
+        in_virtual_time(async {
+            let log = Log::new(TEN + HOUR + 10 * SECOND, |_, offset| offset.to_string());
+            log.create(QUEUE);
+            log.write(QUEUE, &Name::from("p"), TEN, 5);
+            let options = Options::new();
+            interrupted(&log, options.settings.shape, TEN);
+            log.refuse_fetches(u64::MAX);
+            log.mute(!discovered);
+            let bucket = Arc::<MemoryBucket>::default();
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+            let status = sink.status.queue(QUEUE);
+            if discovered {
+                eventually("refusals", || status.fetches_failed.load(Relaxed) > 3).await;
+            } else {
+                sleep(Duration::from_secs(300)).await;
+            }
+            let stopped = timeout(Duration::from_secs(10), sink.stop()).await;
+            stopped.expect("the redo hears of it");
+            assert_eq!(committed(&log, QUEUE).0, 0);
+            log.refuse_fetches(0);
+            log.mute(false);
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+            eventually("the window", || committed(&log, QUEUE).0 == 1).await;
+            sink.stop().await;
+            assert_eq!(records(&bucket), log.records(QUEUE));
+        });
+    }
 }

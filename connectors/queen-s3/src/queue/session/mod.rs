@@ -157,7 +157,7 @@ impl Task {
         &self,
         fence: &Fence,
         standing: Standing,
-        left: &Left,
+        left: Left,
         stop: &CancellationToken,
     ) -> Outcome {
         let engine = tokio::select! {
@@ -302,7 +302,8 @@ impl<'a> Session<'a> {
     /// Adds what this session, which ends with it, knows of the window and of those after it.
     fn with_left(&mut self, mut redo: Box<Redo>) -> Box<Redo> {
         let window = self.window.take();
-        redo.window = window.map(|window| window.remembered).unwrap_or_default();
+        let window = window.map(|window| window.remembered).unwrap_or_default();
+        redo.window = self.engine.outlived(window);
         let ahead = self.ahead.drain(..);
         redo.left = self.engine.left(ahead.map(|ahead| ahead.window.remembered));
         redo

@@ -143,7 +143,7 @@ impl Bucket for Link {
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage, BucketError> {
         if after.is_none() && prefix.contains("/checkpoint/") {
-            self.reading_begins(prefix);
+            self.reading_goes_on(prefix);
         }
         let (at, from) = (prefix.to_owned(), after.map(str::to_owned));
         self.call(
@@ -295,8 +295,8 @@ impl Link {
         self.world.with(|state| state.doubts.end(who, key));
     }
 
-    /// A list of checkpoints is where a reading state begins, unless it follows a new one.
-    fn reading_begins(&self, prefix: &str) {
+    /// A list of checkpoints is where an engine is made, unless it follows a new one.
+    fn reading_goes_on(&self, prefix: &str) {
         if self.process.take_checkpoint_written() {
             return;
         }
@@ -304,7 +304,7 @@ impl Link {
         let probe = format!("{prefix}{:010}.json.zst", 0);
         self.world.with(|state| {
             if let Some(queue) = state.checker.queue_of(&probe) {
-                state.checker.reading_begins(who, &queue, &mut state.log);
+                state.checker.reading_goes_on(who, &queue, &mut state.log);
             }
         });
     }

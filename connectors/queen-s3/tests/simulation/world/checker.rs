@@ -142,6 +142,11 @@ impl Checker {
         let sight = Sight::new(self.count);
         self.sights
             .insert((who.to_owned(), queue.to_owned()), sight);
+        self.reading_goes_on(who, queue, log);
+    }
+
+    /// Process `who` begins to read `queue` with another engine: what it was shown it still knows.
+    pub fn reading_goes_on(&mut self, who: &str, queue: &str, log: &mut Log) {
         let (Some(lake), Some(queue)) = (self.lakes.get_mut(queue), log.queues.get_mut(queue))
         else {
             return;
