@@ -223,31 +223,30 @@ impl Running {
             }
         };
         if let Some(sink) = self.sink.take() {
-            let last_door = self.last_door.take().map(|door| {
-                // Tokio refuses only a listener that blocks, and this one is a copy of its own.
-                // A stopping sink that reaches Queen through this broker has a window to commit
-                // after everyone else has been turned away.
-                TcpListener::from_std(door).map(|door| {
-                    let router = http::router(Arc::clone(&self.broker));
-                    let http = self.broker.config.http.clone();
-                    let open = self.broker.metrics.open_connections.clone();
-                    let never = CancellationToken::new();
-                    AbortOnDropHandle::new(tokio::spawn(serve(
-                        door,
-                        Door::Loopback,
-                        router,
-                        http,
-                        open,
-                        never,
-                    )))
-                })
-            });
+            let last_door = self.last_door.take();
+            let last_door = last_door.and_then(|door| self.serve_the_sink(door));
             sink.stop().await;
             drop(last_door);
         }
         self.background.wait().await;
         self.broker.database.close();
         outcome
+    }
+
+    /// Serves this machine alone until the handle is dropped: a stopping sink that reaches Queen through
+    /// this broker has a window to commit after everyone else has been turned away.
+    fn serve_the_sink(&self, door: std::net::TcpListener) -> Option<AbortOnDropHandle<()>> {
+        let door = TcpListener::from_std(door)
+            .inspect_err(|error| {
+                tracing::warn!(%error, "the embedded sink stops without Queen: its next start writes its window again");
+            })
+            .ok()?;
+        let router = http::router(Arc::clone(&self.broker));
+        let http = self.broker.config.http.clone();
+        let open = self.broker.metrics.open_connections.clone();
+        let never = CancellationToken::new();
+        let serving = serve(door, Door::Loopback, router, http, open, never);
+        Some(AbortOnDropHandle::new(tokio::spawn(serving)))
     }
 }
 

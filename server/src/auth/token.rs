@@ -77,15 +77,12 @@ impl Authority {
             ("JWT_PUBLIC_KEY", public_key)
         };
         // Whoever asks for tokens and can check none must not serve: there is a problem or a key.
-        if key.is_none() && !reader.is_set(key_name) {
-            reader.problems.push(format!(
-                "{key_name}: unset, and JWT_ENABLED=true with JWT_ALGORITHM={} needs it",
+        if key.is_none() && !reader.is_refused(&[key_name]) {
+            let what = format!(
+                "unset, and JWT_ENABLED=true with JWT_ALGORITHM={} needs it",
                 name.trim()
-            ));
-        } else if key.is_none() && reader.problems.is_empty() {
-            reader
-                .problems
-                .push(format!("{key_name}: not a key for {}", name.trim()));
+            );
+            reader.problem(key_name, what);
         }
         let mut validation = Validation::new(algorithm);
         // A token that never ends is its issuer's choice; one that has ended is none.
@@ -153,10 +150,10 @@ fn public_key(reader: &mut Reader<'_>, algorithm: Option<Algorithm>) -> Option<D
         _ => (rsa().or_else(|_| elliptic()), "RS256 or ES256"),
     };
     if key.is_err() {
-        reader.problems.push(format!(
-            "JWT_PUBLIC_KEY: not a key for {of}; a public key is PEM text that begins with \
-             -----BEGIN PUBLIC KEY-----"
-        ));
+        let what = format!(
+            "not a key for {of}; a public key is PEM text that begins with -----BEGIN PUBLIC KEY-----"
+        );
+        reader.problem("JWT_PUBLIC_KEY", what);
     }
     key.ok()
 }

@@ -176,10 +176,7 @@ impl Config {
         lookup: impl Fn(&str) -> Option<V>,
     ) -> Result<Self, ConfigErrors> {
         let lookup = |name: &str| lookup(name).map(Into::into);
-        let mut reader = Reader {
-            lookup: &lookup,
-            problems: Vec::new(),
-        };
+        let mut reader = Reader::new(&lookup);
         let millis = |reader: &mut Reader<'_>, name, low| {
             Duration::from_millis(reader.number(name, low, 3_600_000))
         };
@@ -219,12 +216,14 @@ impl Config {
             wait: millis(&mut reader, "QUEEN_LANE_WAIT_MS", 0),
             memory_bytes: reader.number("QUEEN_MEMORY_MB", 1, 1_048_576) as usize * MIB,
         };
-        if lanes.memory_bytes < max_body_bytes {
-            reader.problems.push(format!(
-                "QUEEN_MEMORY_MB: {} MiB do not hold one request of QUEEN_MAX_BODY_MB, {} MiB",
+        let compared = ["QUEEN_MEMORY_MB", "QUEEN_MAX_BODY_MB"];
+        if lanes.memory_bytes < max_body_bytes && !reader.is_refused(&compared) {
+            let what = format!(
+                "{} MiB do not hold one request of QUEEN_MAX_BODY_MB, {} MiB",
                 lanes.memory_bytes / MIB,
                 max_body_bytes / MIB
-            ));
+            );
+            reader.problem("QUEEN_MEMORY_MB", what);
         }
         let id_memory_bytes = reader.number("QUEEN_DEDUP_MEMORY_MB", 1, 1_048_576) as usize * MIB;
         let http = HttpConfig {
@@ -245,14 +244,21 @@ impl Config {
         let _ = reader.value("QUEEN_SYNC_SECRET");
 
         let timeouts = database.statement_timeout + database.lock_timeout + database.idle_timeout;
-        if timeouts >= safe_floor {
-            reader.problems.push(format!(
-                "QUEEN_FETCH_SAFE_FLOOR_MS: {} ms is not above the longest write of the broker, \
+        let compared = [
+            "QUEEN_FETCH_SAFE_FLOOR_MS",
+            "QUEEN_PG_STATEMENT_TIMEOUT_MS",
+            "QUEEN_PG_LOCK_TIMEOUT_MS",
+            "QUEEN_PG_IDLE_TIMEOUT_MS",
+        ];
+        if timeouts >= safe_floor && !reader.is_refused(&compared) {
+            let what = format!(
+                "{} ms is not above the longest write of the broker, \
                  QUEEN_PG_STATEMENT_TIMEOUT_MS + QUEEN_PG_LOCK_TIMEOUT_MS + QUEEN_PG_IDLE_TIMEOUT_MS \
                  = {} ms: raise the floor or lower a timeout",
                 safe_floor.as_millis(),
                 timeouts.as_millis()
-            ));
+            );
+            reader.problem("QUEEN_FETCH_SAFE_FLOOR_MS", what);
         }
         let authority = Authority::read(&mut reader);
         let embedded = EmbeddedConfig::read(&mut reader);
@@ -264,8 +270,9 @@ impl Config {
             key
         });
 
-        if !reader.problems.is_empty() {
-            return Err(ConfigErrors(reader.problems));
+        let problems = reader.into_problems();
+        if !problems.is_empty() {
+            return Err(ConfigErrors(problems));
         }
         Ok(Self {
             listen_host,
@@ -294,22 +301,25 @@ impl Config {
 fn tls(reader: &mut Reader<'_>) -> Tls {
     let mode = reader.text("PG_SSLMODE");
     let authorities = reader.value("PG_SSLROOTCERT");
-    if authorities.is_none() && reader.is_set("PG_SSLROOTCERT") {
+    if reader.is_refused(&["PG_SSLROOTCERT"]) {
         return Tls::Off;
     }
     let read = match (mode.trim(), &authorities) {
         ("disable", None) => return Tls::Off,
-        ("require", None) => Tls::unverified().map_err(|error| format!("PG_SSLMODE: {error}")),
+        ("require", None) => Tls::unverified().map_err(|error| ("PG_SSLMODE", error.to_string())),
         ("verify-full", Some(file)) => Tls::verified(Path::new(file.trim()))
-            .map_err(|error| format!("PG_SSLROOTCERT: {file:?} {error}")),
-        ("verify-full", None) => Err(
-            "PG_SSLROOTCERT: unset; PG_SSLMODE=verify-full needs a file with the certificates of \
-             the authorities"
+            .map_err(|error| ("PG_SSLROOTCERT", format!("{file:?} {error}"))),
+        ("verify-full", None) => Err((
+            "PG_SSLROOTCERT",
+            "unset; PG_SSLMODE=verify-full needs a file with the certificates of the authorities"
                 .into(),
-        ),
-        ("disable" | "require", Some(_)) => Err(format!(
-            "PG_SSLROOTCERT: set, and PG_SSLMODE={} asks no authority: set PG_SSLMODE=verify-full",
-            mode.trim()
+        )),
+        ("disable" | "require", Some(_)) => Err((
+            "PG_SSLROOTCERT",
+            format!(
+                "set, and PG_SSLMODE={} asks no authority: set PG_SSLMODE=verify-full",
+                mode.trim()
+            ),
         )),
         _ => {
             reader.refuse("PG_SSLMODE", &mode);
@@ -318,14 +328,14 @@ fn tls(reader: &mut Reader<'_>) -> Tls {
     };
     let host = reader.text("PG_HOST");
     if host.starts_with('/') {
-        reader.problems.push(format!(
-            "PG_SSLMODE: {}, and PG_HOST {host:?} is a unix socket, which is not encrypted: set \
-             PG_SSLMODE=disable",
+        let what = format!(
+            "{}, and PG_HOST {host:?} is a unix socket, which is not encrypted: set PG_SSLMODE=disable",
             mode.trim()
-        ));
+        );
+        reader.problem("PG_SSLMODE", what);
     }
-    read.unwrap_or_else(|problem| {
-        reader.problems.push(problem);
+    read.unwrap_or_else(|(name, what)| {
+        reader.problem(name, what);
         Tls::Off
     })
 }
@@ -461,14 +471,50 @@ mod tests {
             ("QUEEN_TENANCY_HEADER", "yes"),
             ("JWT_ENABLED", "true"),
         ])
-        .expect_err("three problems")
-        .to_string();
-        for part in [
-            "PORT: \"x\"",
-            "QUEEN_TENANCY_HEADER: \"yes\"",
-            "JWT_SECRET: unset",
+        .expect_err("three problems");
+        assert_eq!(
+            errors.0,
+            [
+                "PORT: \"x\" does not parse; accepted: 0 to 65535",
+                "QUEEN_TENANCY_HEADER: \"yes\" does not parse; accepted: true or false",
+                "JWT_SECRET: unset, and JWT_ENABLED=true with JWT_ALGORITHM=HS256 needs it",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_refused_is_compared_with_nothing_else() {
+        // Beside each a value that its default would not go with.
+        for (name, other, value) in [
+            ("QUEEN_MEMORY_MB", "QUEEN_MAX_BODY_MB", "512"),
+            ("QUEEN_MAX_BODY_MB", "QUEEN_MEMORY_MB", "1"),
+            (
+                "QUEEN_FETCH_SAFE_FLOOR_MS",
+                "QUEEN_PG_LOCK_TIMEOUT_MS",
+                "60000",
+            ),
+            (
+                "QUEEN_PG_STATEMENT_TIMEOUT_MS",
+                "QUEEN_FETCH_SAFE_FLOOR_MS",
+                "1000",
+            ),
+            (
+                "QUEEN_PG_LOCK_TIMEOUT_MS",
+                "QUEEN_FETCH_SAFE_FLOOR_MS",
+                "1000",
+            ),
+            (
+                "QUEEN_PG_IDLE_TIMEOUT_MS",
+                "QUEEN_FETCH_SAFE_FLOOR_MS",
+                "1000",
+            ),
         ] {
-            assert!(errors.contains(part), "{errors}");
+            let errors = read(&[(name, "1O24"), (other, value)]).expect_err(name);
+            let begin = format!("{name}: \"1O24\" does not parse; accepted: ");
+            assert!(
+                matches!(&errors.0[..], [one] if one.starts_with(&begin)),
+                "{errors}"
+            );
         }
     }
 

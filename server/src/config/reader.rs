@@ -1,21 +1,54 @@
 //! Variables as text, number, flag: what does not parse is gathered.
 
 use std::ffi::OsString;
+use std::fmt;
 
 use super::variables::{VARIABLES, Variable};
 
 /// Reads variables by their row in the table, and gathers what is wrong.
 pub(crate) struct Reader<'a> {
-    pub(crate) lookup: &'a dyn Fn(&str) -> Option<OsString>,
-    pub(crate) problems: Vec<String>,
+    lookup: &'a dyn Fn(&str) -> Option<OsString>,
+    problems: Vec<Problem>,
 }
 
-impl Reader<'_> {
+struct Problem {
+    variable: &'static str,
+    line: String,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(lookup: &'a dyn Fn(&str) -> Option<OsString>) -> Self {
+        Self {
+            lookup,
+            problems: Vec::new(),
+        }
+    }
+
+    /// Everything that was wrong, a line each.
+    pub(crate) fn into_problems(self) -> Vec<String> {
+        self.problems.into_iter().map(|one| one.line).collect()
+    }
+
     fn row(name: &str) -> &'static Variable {
         VARIABLES
             .iter()
             .find(|row| row.name == name)
             .unwrap_or_else(|| unreachable!("{name} is not in the table of variables"))
+    }
+
+    /// Notes what is wrong with the variable `name`.
+    pub(crate) fn problem(&mut self, name: &str, what: impl fmt::Display) {
+        self.problems.push(Problem {
+            variable: Self::row(name).name,
+            line: format!("{name}: {what}"),
+        });
+    }
+
+    /// Whether something is wrong with one of `names`: what would stand in its place is nothing to compare
+    /// others with.
+    pub(crate) fn is_refused(&self, names: &[&str]) -> bool {
+        let mut problems = self.problems.iter();
+        problems.any(|problem| names.contains(&problem.variable))
     }
 
     /// Whether the variable is set, to whatever it is: what is no text is no missing variable.
@@ -31,13 +64,11 @@ impl Reader<'_> {
         match (self.lookup)(row.name)?.into_string() {
             Ok(text) => Some(text).filter(|text| !text.trim().is_empty()),
             Err(_) => {
-                let problem = format!(
-                    "{name}: the value is not UTF-8 (not shown); accepted: {}",
-                    row.accepts
-                );
                 // Some are read twice.
-                if !self.problems.contains(&problem) {
-                    self.problems.push(problem);
+                if !self.is_refused(&[name]) {
+                    let accepts = row.accepts;
+                    let what = format!("the value is not UTF-8 (not shown); accepted: {accepts}");
+                    self.problem(name, what);
                 }
                 None
             }
@@ -54,23 +85,23 @@ impl Reader<'_> {
         let shown = if row.secret {
             String::new()
         } else {
-            format!(" {value:?}")
+            format!("{value:?} ")
         };
-        self.problems.push(format!(
-            "{name}:{shown} does not parse; accepted: {}",
-            row.accepts
-        ));
+        let what = format!("{shown}does not parse; accepted: {}", row.accepts);
+        self.problem(name, what);
     }
 
+    /// A number from `low` to `high`; the default in place of one that is refused.
     pub(crate) fn number(&mut self, name: &str, low: u64, high: u64) -> u64 {
         let text = self.text(name);
-        match text.trim().parse::<u64>() {
-            Ok(number) if (low..=high).contains(&number) => number,
-            _ => {
+        let number = text.trim().parse().ok();
+        number
+            .filter(|number| (low..=high).contains(number))
+            .unwrap_or_else(|| {
                 self.refuse(name, &text);
-                low
-            }
-        }
+                let default = Self::row(name).default.parse();
+                default.expect("a test reads every default of the table")
+            })
     }
 
     pub(crate) fn flag(&mut self, name: &str) -> bool {

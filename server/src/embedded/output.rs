@@ -13,6 +13,10 @@ const CHUNK_BYTES: usize = 64 * 1_024;
 /// The level of a line stands among its first words.
 const LEVEL_WORDS: usize = 3;
 
+/// How lines begin that carry no level and tell why the sink ends: what is wrong with its configuration, and
+/// that it gets no memory.
+const FAULTS: [&str; 2] = ["queen-s3: ", "memory allocation "];
+
 /// What the sink's lines are filtered by: the sink's own target, so that one `RUST_LOG` means the same
 /// to both processes. The broker's default names `queen`, which every target begins with.
 pub(super) const TARGET: &str = "queen_s3";
@@ -172,7 +176,12 @@ fn log_line(line: &str) {
     }
 }
 
+/// The level that stands in a line, or the one of what it tells.
 fn level(line: &str) -> tracing::Level {
+    let panics = line.starts_with("thread '") && line.contains(" panicked at ");
+    if panics || FAULTS.iter().any(|begin| line.starts_with(begin)) {
+        return tracing::Level::ERROR;
+    }
     let json = line
         .split_once(r#""level":""#)
         .filter(|_| line.starts_with('{'))
@@ -295,6 +304,30 @@ mod tests {
                 tracing::Level::ERROR,
             ),
             ("it says nothing of an ERROR here", tracing::Level::INFO),
+            (
+                "queen-s3: QUEEN_S3_REGION: is required and unset; accepted: INFO",
+                tracing::Level::ERROR,
+            ),
+            (
+                "memory allocation of 1048576 bytes failed",
+                tracing::Level::ERROR,
+            ),
+            (
+                "thread 'main' panicked at src/main.rs:7:5:",
+                tracing::Level::ERROR,
+            ),
+            (
+                "thread 'tokio-rt-worker' (41) panicked at src/main.rs:7:5:",
+                tracing::Level::ERROR,
+            ),
+            (
+                "2026-09-04T10:00:00Z  INFO queen_s3: a thread 'main' panicked at a",
+                tracing::Level::INFO,
+            ),
+            (
+                "2026-09-04T10:00:00Z  INFO queen_s3: queen-s3: memory allocation",
+                tracing::Level::INFO,
+            ),
         ] {
             assert_eq!(level(line), expected, "{line}");
         }

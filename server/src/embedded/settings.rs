@@ -34,22 +34,21 @@ impl EmbeddedConfig {
             return None;
         }
         let grace = reader.number("QUEEN_S3_SHUTDOWN_GRACE_MS", 0, GRACE_MAX_MS);
-        if !reader.is_set("QUEEN_S3_BUCKET") {
-            reader.problems.push(
-                "QUEEN_S3_BUCKET: unset, and the embedded sink cannot run without one; set \
-                 QUEEN_S3_ENDPOINT, QUEEN_S3_REGION, QUEEN_S3_BUCKET and QUEEN_S3_QUEUES, \
-                 or unset QUEEN_S3_EMBEDDED"
-                    .into(),
+        let bucket = reader.value("QUEEN_S3_BUCKET");
+        if bucket.is_none() && !reader.is_refused(&["QUEEN_S3_BUCKET"]) {
+            reader.problem(
+                "QUEEN_S3_BUCKET",
+                "unset, and the embedded sink cannot run without one; set QUEEN_S3_ENDPOINT, \
+                 QUEEN_S3_REGION, QUEEN_S3_BUCKET and QUEEN_S3_QUEUES, or unset QUEEN_S3_EMBEDDED",
             );
         }
-        let _ = reader.value("QUEEN_S3_BUCKET");
         let named = reader.value("QUEEN_S3_BIN");
         // What is no text has been refused already, and does not stand for the default.
-        let program = if named.is_none() && reader.is_set("QUEEN_S3_BIN") {
+        let program = if reader.is_refused(&["QUEEN_S3_BIN"]) {
             PathBuf::new()
         } else {
             program(named).unwrap_or_else(|problem| {
-                reader.problems.push(format!("QUEEN_S3_BIN: {problem}"));
+                reader.problem("QUEEN_S3_BIN", problem);
                 PathBuf::new()
             })
         };
@@ -79,10 +78,10 @@ fn queen_url(reader: &mut Reader<'_>) -> Option<String> {
         } else {
             format!("{text:?}")
         };
-        reader.problems.push(format!(
-            "QUEEN_URL: {shown} is refused; accepted: an http or https URL without user, password, query and \
-             fragment"
-        ));
+        let what = format!(
+            "{shown} is refused; accepted: an http or https URL without user, password, query and fragment"
+        );
+        reader.problem("QUEEN_URL", what);
     }
     Some(text.to_owned())
 }
