@@ -21,6 +21,9 @@ pub const MIB: usize = 1_048_576;
 pub const LZ4_CONTENT_BYTES: usize = 4 * MIB;
 /// Longest time between two looks at the clock while a write to the bucket is under way.
 pub const OVERDUE_LOOK: Duration = Duration::from_secs(1);
+/// How long a redo that reads may go on after a stop, so that it comes to its end where nothing holds it up: less
+/// than an embedded sink has by default.
+pub const REDO_STOP_GRACE: Duration = Duration::from_secs(20);
 /// Length of one part of a multipart upload.
 pub const PART_BYTES: usize = 16 * MIB;
 /// Record bytes that are given to a compressor at a time.

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -19,6 +20,7 @@ use crate::gaps::{Gaps, subtract};
 use crate::lake::Layout;
 use crate::lake::documents::Intent;
 use crate::lake::manifest::{Manifest, OffsetRange};
+use crate::limits::REDO_STOP_GRACE;
 use crate::ownership::Fence;
 use crate::time::Micros;
 use crate::window::{Left, Remembered, Unread};
@@ -73,9 +75,22 @@ impl<'a> Rebuilt<'a> {
 /// What `work` comes to, unless the process stops before: whatever a redo has not committed the next
 /// start does again.
 async fn unless<T>(stop: &CancellationToken, work: impl Future<Output = T>) -> Result<T, End> {
+    unless_for(Duration::ZERO, stop, work).await
+}
+
+/// As [`unless`], but after a stop the work has so long to come to its end.
+async fn unless_for<T>(
+    grace: Duration,
+    stop: &CancellationToken,
+    work: impl Future<Output = T>,
+) -> Result<T, End> {
+    let stopped = async {
+        stop.cancelled().await;
+        tokio::time::sleep(grace).await;
+    };
     tokio::select! {
         biased;
-        () = stop.cancelled() => Err(End::Drained),
+        () = stopped => Err(End::Drained),
         done = work => Ok(done),
     }
 }
@@ -144,10 +159,13 @@ impl Task {
             };
             let mut below = Vec::new();
             let rebuilding = self.rebuild(fence, window, looking, &mut below);
-            let rebuilt = unless(stop, rebuilding).await?;
+            let rebuilt = unless_for(REDO_STOP_GRACE, stop, rebuilding).await?;
             survey.is_written(&below);
             let lived_on = match rebuilt {
-                Ok(_) => unless(stop, survey.lived_on(&found.partitions)).await??,
+                Ok(_) => {
+                    let asking = survey.lived_on(&found.partitions);
+                    unless_for(REDO_STOP_GRACE, stop, asking).await??
+                }
                 Err(_) => false,
             };
             let changed = match rebuilt {

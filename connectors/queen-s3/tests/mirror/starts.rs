@@ -14,7 +14,7 @@ use crate::bucket::MemoryBucket;
 use crate::bytes::interrupted;
 use crate::history::records;
 use crate::lines::Lines;
-use crate::log::Log;
+use crate::log::{Limits, Log};
 use crate::sink::{Options, Sink, committed, eventually, verified};
 use crate::{HOUR, SECOND, TEN, in_virtual_time};
 
@@ -282,7 +282,7 @@ fn a_stop_ends_a_redo_for_which_nothing_can_be_read() {
             } else {
                 sleep(Duration::from_secs(300)).await;
             }
-            let stopped = timeout(Duration::from_secs(10), sink.stop()).await;
+            let stopped = timeout(Duration::from_secs(30), sink.stop()).await;
             stopped.expect("the redo hears of it");
             assert_eq!(committed(&log, QUEUE).0, 0);
             log.refuse_fetches(0);
@@ -293,4 +293,29 @@ fn a_stop_ends_a_redo_for_which_nothing_can_be_read() {
             assert_eq!(records(&bucket), log.records(QUEUE));
         });
     }
+}
+
+#[test]
+fn a_stop_lets_a_redo_that_reads_come_to_its_end() {
+    in_virtual_time(async {
+        let log = Log::new(TEN + HOUR + 10 * SECOND, |_, offset| offset.to_string());
+        log.create(QUEUE);
+        for second in 0..50 {
+            log.write(QUEUE, &Name::from("p"), TEN + second * SECOND, 5);
+        }
+        log.limit(Limits {
+            entry_records: 5,
+            ..Limits::default()
+        });
+        let options = Options::new();
+        interrupted(&log, options.settings.shape, TEN);
+        let bucket = Arc::<MemoryBucket>::default();
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+        let status = sink.status.queue(QUEUE);
+        eventually("some answers", || status.fetches_ok.load(Relaxed) > 3).await;
+        assert_eq!(committed(&log, QUEUE).0, 0);
+        sink.stop().await;
+        assert_eq!(committed(&log, QUEUE).0, 1);
+        assert_eq!(records(&bucket), log.records(QUEUE));
+    });
 }
