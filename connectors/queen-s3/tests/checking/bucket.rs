@@ -1,6 +1,7 @@
 //! A bucket in memory for somebody who checks, and who therefore writes nothing.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -122,9 +123,12 @@ impl Bucket for MemoryBucket {
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage, BucketError> {
         self.answer("list", prefix)?;
-        let mut keys: Vec<String> = locked(&self.objects)
-            .keys()
-            .filter(|key| key.starts_with(prefix) && after.is_none_or(|after| key.as_str() > after))
+        let from = after.map_or(Bound::Included(prefix), Bound::Excluded);
+        let objects = locked(&self.objects);
+        let listed = objects.range::<str, _>((from, Bound::Unbounded));
+        let mut keys: Vec<String> = listed
+            .map(|(key, _)| key)
+            .take_while(|key| key.starts_with(prefix))
             .take(PAGE + 1)
             .cloned()
             .collect();

@@ -212,7 +212,7 @@ pub fn fetch_answer(
 }
 
 fn quote(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
+    serde_json::to_string(text).expect("a text is JSON")
 }
 
 fn json_body(request: &FetchRequest, found: &[Found<'_>], limits: FetchLimits) -> String {

@@ -21,27 +21,23 @@ pub fn encoded(raw: &str) -> String {
         ".." => return "%2E%2E".to_owned(),
         _ => {}
     }
-    let mut pieces: Vec<String> = Vec::new();
+    let (mut whole, mut head) = (String::new(), 0);
     for byte in raw.bytes() {
         if byte.is_ascii_alphanumeric() || b"._-".contains(&byte) {
-            pieces.push(char::from(byte).to_string());
+            whole.push(char::from(byte));
         } else {
-            pieces.push(format!("%{byte:02X}"));
+            whole.push_str(&format!("%{byte:02X}"));
+        }
+        if whole.len() <= NAME_HEAD {
+            head = whole.len();
         }
     }
-    let whole = pieces.concat();
     if whole.len() <= NAME_BYTES {
         return whole;
     }
-    let mut head = String::new();
-    for piece in pieces {
-        if head.len() + piece.len() > NAME_HEAD {
-            break;
-        }
-        head.push_str(&piece);
-    }
     format!(
-        "{head}~{}",
+        "{}~{}",
+        &whole[..head],
         &hex::encode(Sha256::digest(raw.as_bytes()))[..32]
     )
 }

@@ -5,6 +5,7 @@ use std::io::Read as _;
 
 use bytes::Bytes;
 use flate2::read::GzDecoder;
+use memchr::memchr2;
 use parquet::basic;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
@@ -13,7 +14,6 @@ use queen_s3::broker::Name;
 use queen_s3::lake::{Compression, Format, Shape};
 use queen_s3::time::Micros;
 use serde::Deserialize;
-use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::log::{RecordKey, Truth};
@@ -145,20 +145,16 @@ pub fn expected_body(key: &RecordKey, truth: &Truth, format: Format) -> Body {
         };
     }
     let (ts, partition, offset) = key;
-    // Most have none, and looking for two characters at once is slow without optimisation.
-    let breaks = truth
-        .payload
-        .bytes()
-        .any(|byte| byte == b'\r' || byte == b'\n');
-    let payload = if breaks {
+    let quoted = |text: &str| serde_json::to_string(text).expect("a text is JSON");
+    let payload = if memchr2(b'\r', b'\n', truth.payload.as_bytes()).is_some() {
         Cow::from(truth.payload.replace(['\r', '\n'], " "))
     } else {
         Cow::from(&truth.payload)
     };
     Body::Text(format!(
         "{{\"partition\":{},\"offset\":{offset},\"transactionId\":{},\"ts\":\"{}\",\"payload\":{}}}",
-        Value::from(&**partition),
-        Value::from(&*truth.transaction_id),
+        quoted(partition),
+        quoted(&truth.transaction_id),
         Micros(*ts),
         payload
     ))
