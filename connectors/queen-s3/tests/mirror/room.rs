@@ -173,3 +173,23 @@ fn room_that_is_enough_for_none_of_those_who_wait_is_not_offered_round_for_ever(
         });
     });
 }
+
+#[test]
+fn what_a_queue_shows_to_be_buffered_is_without_the_windows_that_are_being_written() {
+    in_virtual_time(async {
+        let (log, budget) = (log(), MemoryBudget::new(64 * MIB));
+        let mut options = options();
+        options.settings.target_bytes = 64 * MIB as u64;
+        let sink = start(&log, &budget, &options);
+        for queue in QUEUES {
+            let status = sink.status.queue(queue);
+            eventually("its only window goes up", || {
+                status.writing.load(Relaxed) > 2 * TARGET
+            })
+            .await;
+            // Nothing happens to the queue until that is there.
+            assert_eq!(status.buffered.load(Relaxed), 0, "{queue}");
+        }
+        sink.kill();
+    });
+}

@@ -237,6 +237,7 @@ impl<'a> Session<'a> {
                 self.close(self.press());
                 self.read();
             }
+            self.show_buffered();
             if std::mem::take(&mut woken) && !self.short {
                 // There may be room for others as well.
                 budget.offer_room();
@@ -360,12 +361,19 @@ impl<'a> Session<'a> {
         self.task.status.checkpoint_age.store(age, Relaxed);
     }
 
+    /// Shows what is buffered and in no window, of which it answers how much memory it takes: what other
+    /// queues compare theirs with while this one waits.
+    fn show_buffered(&self) -> u64 {
+        let buffered = self.buffered();
+        self.task.status.buffered.store(buffered, Relaxed);
+        buffered
+    }
+
     /// Whether memory is short and this queue's buffer is the largest of all. A larger window that
     /// another queue is writing makes room soon; until then a queue stays within its own.
     fn press(&self) -> Press {
         let context = &self.task.context;
-        let mine = self.buffered();
-        self.task.status.buffered.store(mine, Relaxed);
+        let mine = self.show_buffered();
         let taken = self.task.taken();
         if taken + FETCH_CALL_LEAST_BYTES <= context.budget.limit() || mine == 0 {
             return Press::None;
