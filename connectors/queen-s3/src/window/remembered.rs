@@ -240,6 +240,12 @@ impl Engine {
         }
         self.restore(&left.positions);
         self.lack(left.gone);
+        // Nothing before these is missing again, and what is lost of them from now on is of no life that the
+        // last manifest could speak of.
+        let known = left.unwritten.iter().map(|held| &*held.partition);
+        for partition in known.chain(left.positions.iter().map(|position| position.partition)) {
+            self.named.forget(partition);
+        }
     }
 
     /// Whether something is known to be there, or to have been, that is in no window.

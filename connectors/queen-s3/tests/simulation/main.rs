@@ -32,6 +32,10 @@ const KEPT: &[(u64, &str)] = &[
         "a partition that only the look before the first pass names is deleted",
     ),
     (
+        341,
+        "a manifest names offsets of a former life that the present one loses later",
+    ),
+    (
         404,
         "a record comes late into an interrupted window whose object is up",
     ),

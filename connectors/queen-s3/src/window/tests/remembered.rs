@@ -116,6 +116,24 @@ fn what_a_manifest_names_already_is_not_named_again() {
 }
 
 #[test]
+fn what_a_manifest_names_of_a_former_life_hides_no_loss_of_the_present_one() {
+    for left in [left_half_read(), session().0.left([])] {
+        let mut next = engine(1_010 + AGE - GUARD);
+        next.note_named(&[OffsetRange {
+            partition: "a".to_owned(),
+            from: 0,
+            to: 99,
+        }]);
+        next.go_on(left);
+        pass(&mut next, 1_100 + AGE, &[listed("a", 0, 40, Some(1))]);
+        pass(&mut next, 1_200 + AGE, &[listed("a", 0, 0, Some(2))]);
+        let lost = next.take_lost();
+        let last = lost.iter().map(|range| range.to).max();
+        assert_eq!(last, Some(40), "{lost:?}");
+    }
+}
+
+#[test]
 fn what_was_read_of_a_life_that_is_over_is_gone() {
     let mut former = engine(0);
     pass(&mut former, 1_010, &[listed("a", 0, 5, Some(1))]);

@@ -23,6 +23,9 @@ pub struct Shown {
 pub struct Sight {
     /// The checker's count when the reading state was made.
     pub made_at: u64,
+    /// Times that an engine began to read with what was shown: as the queue was claimed, as the first one
+    /// looked for checkpoints, and as each later one did.
+    pub begun: u32,
     /// By life, the offsets `from..end` that were there when the state met it, or since.
     lives: BTreeMap<u128, (i64, i64)>,
     /// Lives that an answer showed.
@@ -40,6 +43,11 @@ impl Sight {
             made_at,
             ..Self::default()
         }
+    }
+
+    /// Whether one engine has taken over what another one was shown.
+    pub fn is_handed_on(&self) -> bool {
+        self.begun > 2
     }
 
     /// Takes in what an answer showed.

@@ -293,7 +293,8 @@ impl Lake {
         }
         for key in unnamed {
             must!(
-                found.name_instead(&key, |ts, truth| ts < to && knows(truth.life, key.2)),
+                found.name_instead(&key, |ts, truth| ts < to && knows(truth.life, key.2))
+                    || sight.is_some_and(Sight::is_handed_on) && found.names_another(&key),
                 "record {key:?} of {} was deleted, is known to have been there, and is not named as \
                  lost in what was committed as [{from}, {to}), window {k}",
                 self.queue

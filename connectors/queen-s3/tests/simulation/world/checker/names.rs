@@ -35,6 +35,16 @@ impl Queue {
         self.rename(key, |ts, truth| truth.announced && !due(ts, truth))
     }
 
+    /// Whether a manifest names the record of another life at the offset of `key`. A range tells no lives
+    /// apart, and one reading state that takes over from another names the offsets of both once.
+    pub fn names_another(&self, key: &RecordKey) -> bool {
+        let (own, name, offset) = key;
+        let lives = self.lives.get(&(Arc::clone(name), *offset));
+        let others = lives.into_iter().flatten().filter(|ts| *ts != own);
+        let mut others = others.filter_map(|ts| self.truth.get(&(*ts, Arc::clone(name), *offset)));
+        others.any(|truth| truth.announced)
+    }
+
     /// Lets `key` and the first record of another life at its offset that `fits` change places.
     fn rename(&mut self, key: &RecordKey, fits: impl Fn(i64, &Truth) -> bool) -> bool {
         let (own, name, offset) = key;
