@@ -21,7 +21,7 @@ use rustix::time::{ClockId, clock_gettime};
 use work::{Blocks, PARTITIONS, RECORDS, answer, chunks, encode, segments, zstd_alone};
 
 /// Times that each step is taken; the least counts, because whatever else runs only adds.
-const REPETITIONS: usize = 3;
+const REPETITIONS: usize = 8;
 
 type Step<'a> = Box<dyn Fn() -> Result<()> + 'a>;
 
