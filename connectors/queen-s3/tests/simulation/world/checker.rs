@@ -148,7 +148,7 @@ impl Checker {
     /// Process `who` begins to read `queue` with another engine: what it was shown it still knows.
     pub fn reading_goes_on(&mut self, who: &str, queue: &str, log: &mut Log) {
         if let Some(sight) = self.sights.get_mut(&(who.to_owned(), queue.to_owned())) {
-            sight.begun += 1;
+            sight.hand_on();
         }
         let (Some(lake), Some(queue)) = (self.lakes.get_mut(queue), log.queues.get_mut(queue))
         else {

@@ -23,11 +23,10 @@ pub struct Shown {
 pub struct Sight {
     /// The checker's count when the reading state was made.
     pub made_at: u64,
-    /// Times that an engine began to read with what was shown: as the queue was claimed, as the first one
-    /// looked for checkpoints, and as each later one did.
-    pub begun: u32,
     /// By life, the offsets `from..end` that were there when the state met it, or since.
     lives: BTreeMap<u128, (i64, i64)>,
+    /// The same, as far as the present engine was shown it.
+    present: BTreeMap<u128, (i64, i64)>,
     /// Lives that an answer showed.
     met: BTreeSet<u128>,
     /// By partition, the life that a listing showed last.
@@ -45,20 +44,27 @@ impl Sight {
         }
     }
 
-    /// Whether one engine has taken over what another one was shown.
-    pub fn is_handed_on(&self) -> bool {
-        self.begun > 2
+    /// Another engine takes over what was shown.
+    pub fn hand_on(&mut self) {
+        self.present.clear();
+    }
+
+    /// Whether `offset` of `life` was shown to former engines alone.
+    pub fn was_handed_on(&self, life: u128, offset: i64) -> bool {
+        let present = self.present.get(&life);
+        !present.is_some_and(|(from, end)| (*from..*end).contains(&offset))
     }
 
     /// Takes in what an answer showed.
     pub fn shown(&mut self, shown: &Shown) {
         self.met.insert(shown.life);
         self.listed.insert(Name::clone(&shown.name), shown.life);
-        let (_, end) = self
-            .lives
-            .entry(shown.life)
-            .or_insert((shown.log_start, shown.end));
-        *end = (*end).max(shown.end);
+        for lives in [&mut self.lives, &mut self.present] {
+            let (_, end) = lives
+                .entry(shown.life)
+                .or_insert((shown.log_start, shown.end));
+            *end = (*end).max(shown.end);
+        }
     }
 
     /// Takes in that a fetch of `partition` was answered with what is of `life`, and did not tell so.
@@ -82,7 +88,9 @@ impl Sight {
                 continue;
             };
             let id: uuid::Uuid = id;
-            self.lives.entry(id.as_u128()).or_insert((offset, offset));
+            for lives in [&mut self.lives, &mut self.present] {
+                lives.entry(id.as_u128()).or_insert((offset, offset));
+            }
         }
     }
 

@@ -292,9 +292,13 @@ impl Lake {
             ));
         }
         for key in unnamed {
+            let life = found.truth.get(&key).map(|truth| truth.life);
+            let handed_on = sight
+                .zip(life)
+                .is_some_and(|(sight, life)| sight.was_handed_on(life, key.2));
             must!(
                 found.name_instead(&key, |ts, truth| ts < to && knows(truth.life, key.2))
-                    || sight.is_some_and(Sight::is_handed_on) && found.names_another(&key),
+                    || handed_on && found.names_another(&key),
                 "record {key:?} of {} was deleted, is known to have been there, and is not named as \
                  lost in what was committed as [{from}, {to}), window {k}",
                 self.queue
