@@ -50,10 +50,10 @@ COPY LICENSE ./
 COPY --from=broker /out/bin/queen bin/
 COPY --from=sink /out/bin/queen-s3 bin/
 
-# Loopback, the default of both, is the container's own and reached by nobody. What is published of these ports, and to whom, is
-# settled where the container is started. With the network of the host, set them back to 127.0.0.1.
-ENV QUEEN_LISTEN_HOST=0.0.0.0 \
-    QUEEN_S3_LISTEN=0.0.0.0:9333
+# Loopback, the broker's default, is the container's own and reached by nobody. What is published of its port, and to whom, is settled
+# where the container is started. With the network of the host, set it back to 127.0.0.1. The sink works without being reached, and stays
+# on loopback: QUEEN_S3_LISTEN=0.0.0.0:9333 to scrape it.
+ENV QUEEN_LISTEN_HOST=0.0.0.0
 EXPOSE 6632 9333
 
 # By number, so that `runAsNonRoot` of Kubernetes can tell.

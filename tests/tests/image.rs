@@ -284,7 +284,8 @@ fn the_image_tells_its_version_and_fits_the_manifests_of_kubernetes() -> Result<
 }
 
 #[test]
-fn the_image_listens_beyond_its_loopback_on_the_ports_that_it_names() -> Result<()> {
+fn the_broker_of_the_image_listens_beyond_its_loopback_and_the_sink_where_it_is_told_to()
+-> Result<()> {
     let file = Dockerfile::read()?;
     let image = file.image()?;
     let pages = read("docs/broker.md")? + &read("docs/operating.md")?;
@@ -297,7 +298,17 @@ fn the_image_listens_beyond_its_loopback_on_the_ports_that_it_names() -> Result<
     };
     let (broker, sink) = (port("PORT")?, port("QUEEN_S3_LISTEN")?);
     ensure!(image.only("EXPOSE")? == format!("{broker} {sink}"));
-    let listen = format!("QUEEN_LISTEN_HOST=0.0.0.0 QUEEN_S3_LISTEN=0.0.0.0:{sink}");
-    ensure!(image.only("ENV")? == listen, "no {listen}");
+    let variables = image.only("ENV")?;
+    ensure!(variables == "QUEEN_LISTEN_HOST=0.0.0.0", "{variables}");
+    let listen = format!("0.0.0.0:{sink}");
+    for (file, set) in [
+        (
+            "deploy/kubernetes/queen-s3.yaml",
+            format!("QUEEN_S3_LISTEN: {listen}"),
+        ),
+        ("deploy/README.md", format!("-e QUEEN_S3_LISTEN={listen}")),
+    ] {
+        ensure!(read(file)?.contains(&set), "{file} does not say {set}");
+    }
     Ok(())
 }
