@@ -128,7 +128,7 @@ impl Collector for Exposition {
         )?;
         out.gauge(
             "queen_s3_buffer_bytes",
-            "Buffered record bytes across every queue, against QUEEN_S3_MEMORY_MB.",
+            "Memory that buffered records hold across every queue, compressed where they came so, against QUEEN_S3_MEMORY_MB.",
             Some(self.budget.buffered()),
         )?;
         self.encode_fetches(&mut out)?;

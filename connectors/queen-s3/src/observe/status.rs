@@ -179,7 +179,7 @@ pub struct QueueStatus {
     pub discovered: AtomicU64,
     /// Windows committed since the last checkpoint.
     pub checkpoint_age: AtomicU64,
-    /// Record bytes buffered and in no window yet.
+    /// Memory that records hold which are in no window yet, bytes, about: compressed ones count as such.
     pub buffered: AtomicU64,
     /// Record bytes of the window being written.
     pub writing: AtomicU64,

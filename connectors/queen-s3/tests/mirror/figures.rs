@@ -7,6 +7,7 @@ use std::time::Duration;
 use queen_s3::broker::Name;
 use queen_s3::limits::SAFE_TIME_STANDS;
 
+use crate::answers::Form;
 use crate::bucket::{Do, MemoryBucket};
 use crate::log::{Log, SAFE_LAG};
 use crate::sink::{Options, Sink, committed, eventually};
@@ -107,6 +108,48 @@ fn a_queue_that_an_error_stopped_is_shown_until_it_goes_on_here_or_elsewhere() {
                 log.put_back(POINTER, pointer);
             }
             eventually("the end of it", || sink.shown(STOPPED) == Some(0.0)).await;
+            sink.stop().await;
+        });
+    }
+}
+
+#[test]
+fn the_buffer_is_what_records_hold_of_the_budget_and_a_window_as_large_as_its_object() {
+    const BUFFER: &str = "queen_s3_buffer_bytes";
+    for form in Form::ALL {
+        in_virtual_time(async move {
+            let payload = |_: &str, offset: i64| format!("\"{offset}{}\"", "x".repeat(2_000));
+            // All within the present hour: nothing closes before the age that is told below.
+            let log = Log::new(TEN + HOUR / 2, payload);
+            log.create(QUEUE);
+            log.write(QUEUE, &Name::from("p"), TEN, 1_000);
+            log.answer_in(form);
+            let bucket = Arc::<MemoryBucket>::default();
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &Options::new());
+            assert_eq!(sink.shown(BUFFER), Some(0.0));
+            let status = sink.status.queue(QUEUE);
+            eventually("it is read", || status.buffered.load(Relaxed) > 0).await;
+            tokio::time::sleep(MINUTE).await;
+            assert_eq!(committed(&log, QUEUE).0, 0, "its age is five minutes");
+            assert_eq!(sink.shown(BUFFER), Some(sink.budget.used() as f64));
+            let held = sink.shown(BUFFER).expect("a gauge");
+            match form {
+                Form::Described | Form::Lz4 => {
+                    assert!(held > 0.0 && held < 200_000.0, "{held} compressed");
+                }
+                _ => assert!(held > 2_000_000.0, "{held} as texts"),
+            }
+            eventually("a window", || committed(&log, QUEUE).0 == 1).await;
+            eventually("nothing is held", || sink.shown(BUFFER) == Some(0.0)).await;
+
+            let bytes = bucket.manifests(QUEUE)[0]["bytes"].as_u64();
+            let bytes = bytes.expect("an object's length") as f64;
+            assert!(bytes > 2_000_000.0, "{bytes}");
+            let shown = |series: &str| sink.shown(&format!("queen_s3_window_bytes_{series}"));
+            assert_eq!((shown("count"), shown("sum")), (Some(1.0), Some(bytes)));
+            let buckets =
+                ["1.048576e+06", "8.388608e+06"].map(|le| shown(&format!("bucket{{le=\"{le}\"}}")));
+            assert_eq!(buckets, [Some(0.0), Some(1.0)], "{bytes}");
             sink.stop().await;
         });
     }
