@@ -347,6 +347,7 @@ async fn adopt(config: Config, queue: String) -> Result<Exit, Failure> {
         clock: Arc::new(SystemClock),
         status,
         jitter: jitter.clone(),
+        queue: queue.as_str().into(),
         keys: lake.keys.clone(),
         identity: ownership::Identity {
             instance: Identity::of_this_machine(config.instance.as_deref()).name,

@@ -194,7 +194,8 @@ impl Fence {
         let state = self.state.lock().await;
         let delete = KvOperation::delete(KV_NAMESPACE, self.owner.keys.lease()).expect(state.lease);
         if let Err(error) = self.owner.broker.kv(&[delete]).await {
-            debug!(%error, "the lease could not be given back and will expire");
+            let queue = &self.owner.queue;
+            debug!(%queue, %error, "the lease could not be given back and will expire");
         }
     }
 
@@ -392,7 +393,10 @@ impl Fence {
                 if let [lease] = results.as_slice()
                     && let (Some(true), Some(version)) = (lease.applied, lease.version)
                 {
-                    warn!("the lease was gone (expired, or deleted by hand) and is held again");
+                    warn!(
+                        queue = %self.owner.queue,
+                        "the lease was gone (expired, or deleted by hand) and is held again"
+                    );
                     state.lease = version;
                     state.unresolved = None;
                     self.confirm(sent);
@@ -434,9 +438,9 @@ impl Fence {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         // A store that answers reads and refuses writes goes on failing: no answer ends the quiet.
         if let Some(suppressed) = failures.failure() {
-            let lease = self.owner.keys.lease();
             warn!(
-                lease,
+                queue = %self.owner.queue,
+                lease = self.owner.keys.lease(),
                 %error,
                 suppressed,
                 "the lease or a commit document could not be written; trying again"

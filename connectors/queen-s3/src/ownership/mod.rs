@@ -15,7 +15,7 @@ use serde_json::Value;
 use thiserror::Error;
 use tracing::info;
 
-use crate::broker::{Broker, BrokerError, KvAnswer};
+use crate::broker::{Broker, BrokerError, KvAnswer, Name};
 use crate::clock::Clock;
 use crate::lake::documents::{CommitPointer, Intent, LeaseDocument};
 use crate::lake::keys::LakeKeys;
@@ -48,7 +48,9 @@ pub struct Owner {
     pub status: Arc<Status>,
     /// Pauses between tries.
     pub jitter: Jitter,
-    /// The queue's keys.
+    /// The queue.
+    pub queue: Name,
+    /// Its keys.
     pub keys: LakeKeys,
     /// Who claims.
     pub identity: Identity,
@@ -112,6 +114,10 @@ impl Owner {
 
     /// Claims the queue. `takeover`: a lease under this instance's own name but of another
     /// incarnation is its former process's and may be taken, once, at boot.
+    ///
+    /// # Errors
+    ///
+    /// When Queen does not answer, or answers what is no claim, or a document does not read.
     pub async fn claim(&self, takeover: bool) -> Result<Claim, ClaimError> {
         let sent = self.clock.boottime();
         let lease = self.lease_value();
@@ -151,6 +157,7 @@ impl Owner {
         }
         if takeover && held.instance == self.identity.instance {
             info!(
+                queue = %self.queue,
                 instance = %held.instance,
                 "taking over the lease that this instance's former process left"
             );

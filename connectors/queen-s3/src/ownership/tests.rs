@@ -146,6 +146,7 @@ async fn claimed_by(store: &Arc<Store>, clock: Arc<dyn Clock>) -> Fence {
         clock,
         status: Arc::default(),
         jitter: Jitter::new(1),
+        queue: "q".into(),
         keys: keys(),
         identity: Identity {
             instance: "one".to_owned(),

@@ -395,6 +395,7 @@ impl Task {
             clock: Arc::clone(&context.clock),
             status: Arc::clone(&context.status),
             jitter: context.jitter.clone(),
+            queue: self.queue.clone(),
             keys: self.keys.clone(),
             identity: context.identity.clone(),
             ttl: Owner::stored_ttl(context.settings.lease_ttl),

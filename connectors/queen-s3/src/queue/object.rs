@@ -45,18 +45,6 @@ impl<T: Into<End>> From<T> for Trouble {
     }
 }
 
-impl From<EncodeError> for Trouble {
-    fn from(error: EncodeError) -> Self {
-        match error {
-            EncodeError::Damaged(error) => {
-                warn!(%error, "the window is read again, without such descriptions");
-                Self::Restart
-            }
-            other => Self::End(End::Halted(Halt::Encode(other))),
-        }
-    }
-}
-
 /// How a writer looks for an object that is there already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Looking {
@@ -140,7 +128,8 @@ impl<'a> ObjectWriter<'a> {
             next_part: 1,
         };
         writer.look(partition, &mut spec, looking).await?;
-        writer.encoder = Some(ObjectEncoder::new(&spec)?);
+        let encoder = ObjectEncoder::new(&spec);
+        writer.encoder = Some(encoder.map_err(|error| writer.unencodable(error))?);
         Ok(writer)
     }
 
@@ -201,7 +190,10 @@ impl<'a> ObjectWriter<'a> {
     pub(super) async fn finish(mut self) -> Result<(ObjectSummary, Tally), Trouble> {
         self.encode().await?;
         let encoder = self.encoder.take().expect(ENCODER_IN_PLACE);
-        let (tail, summary) = self.compute(move || encoder.finish()).await?;
+        let (tail, summary) = self
+            .compute(move || encoder.finish())
+            .await
+            .map_err(|error| self.unencodable(error))?;
         match std::mem::replace(&mut self.existing, Existing::Nothing) {
             Existing::Nothing => {}
             Existing::Records(mut matcher) => {
@@ -249,7 +241,8 @@ impl<'a> ObjectWriter<'a> {
                 }
                 Ok::<_, EncodeError>((encoder, parts))
             })
-            .await?;
+            .await
+            .map_err(|error| self.unencodable(error))?;
         self.encoder = Some(encoder);
         match &mut self.existing {
             Existing::Nothing => {}
@@ -390,11 +383,29 @@ impl<'a> ObjectWriter<'a> {
             .retain(|(_, open)| open != upload_id);
     }
 
+    /// Records that did not become what goes into an object.
+    fn unencodable(&self, error: EncodeError) -> Trouble {
+        match error {
+            EncodeError::Damaged(error) => {
+                warn!(
+                    queue = %self.task.queue,
+                    k = self.k,
+                    %error,
+                    "a block of records is not what the broker's description of it says; the window is \
+                     read again, without descriptions"
+                );
+                Trouble::Restart
+            }
+            other => Trouble::End(End::Halted(Halt::Encode(other))),
+        }
+    }
+
     /// An object that does not hold what the redo found, or could not be read to its end.
     fn mismatch(&self, mismatch: Mismatch) -> Trouble {
         match mismatch {
             Mismatch::Bucket(error) => {
-                warn!(queue = %self.task.queue, %error, "an object could not be read to its end");
+                let (queue, key) = (&self.task.queue, &self.key);
+                warn!(%queue, %key, %error, "an object could not be read to its end");
                 Trouble::Restart
             }
             Mismatch::Spool(error) => {
@@ -427,7 +438,7 @@ impl<'a> ObjectWriter<'a> {
         let (task, key) = (self.task, &self.key);
         let digest = task.persist("get", || digest(task, key)).await;
         if digest == Some(built.sha256) {
-            debug!(%key, "the object is there already");
+            debug!(queue = %task.queue, %key, "the object is there already");
             return Ok(());
         }
         Err(Trouble::Differs)

@@ -30,6 +30,7 @@ async fn adopted(lake: &Lake, queen: &Arc<MemoryQueen>) -> Result<CommitPointer,
         clock: Arc::new(SystemClock),
         status: Arc::new(Status::default()),
         jitter: Jitter::new(7),
+        queue: lake.queue.as_str().into(),
         keys: lake.keys.clone(),
         identity: Identity {
             instance: "sink-0".to_owned(),

@@ -10,6 +10,7 @@ use queen_s3::lake::{Compression, Format};
 use crate::answers::Form;
 use crate::bucket::MemoryBucket;
 use crate::history::records;
+use crate::lines::Lines;
 use crate::log::{Limits, Log};
 use crate::sink::{Options, Sink, committed, eventually};
 use crate::{HOUR, SECOND, TEN, in_virtual_time};
@@ -44,6 +45,7 @@ fn a_broker_whose_descriptions_are_not_true_costs_a_window_a_second_reading_and_
     ] {
         let fetches = [Form::Described, Form::Misdescribed].map(|form| {
             in_virtual_time(async move {
+                let (lines, _guard) = Lines::start();
                 let (log, bucket) = (log(form), Arc::<MemoryBucket>::default());
                 let mut options = Options::new();
                 options.settings.shape.format = format;
@@ -53,6 +55,11 @@ fn a_broker_whose_descriptions_are_not_true_costs_a_window_a_second_reading_and_
                 sink.stop().await;
                 if format == Format::Jsonl {
                     assert_eq!(records(&bucket), log.records(QUEUE));
+                }
+                let said = lines.with("read again, without descriptions");
+                assert_eq!(said.len(), usize::from(form == Form::Misdescribed));
+                for line in said {
+                    assert!(line.contains(" queue=orders k=1 "), "{line}");
                 }
                 (log.take_counts().fetches, bucket.data())
             })

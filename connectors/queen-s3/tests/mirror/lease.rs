@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::bucket::{Do, MemoryBucket};
 use crate::history::records;
+use crate::lines::Lines;
 use crate::log::Log;
 use crate::sink::{Options, Sink, committed, eventually};
 use crate::{HOUR, SECOND, TEN, in_virtual_time};
@@ -168,4 +169,25 @@ fn a_lease_lives_for_its_ttl_in_whole_seconds_and_a_second_at_least() {
             }
         });
     }
+}
+
+#[test]
+fn what_is_said_of_a_lease_names_its_queue() {
+    in_virtual_time(async {
+        let (lines, _guard) = Lines::start();
+        let (log, bucket) = (one_record(), Arc::<MemoryBucket>::default());
+        let first = Sink::start(&log, &bucket, &[QUEUE], &Options::new());
+        eventually("a window", || committed(&log, QUEUE).0 == 1).await;
+        first.kill();
+        let second = Sink::start(&log, &bucket, &[QUEUE], &named("sink-0", 2));
+        for said in ["taking over the lease", "is held again"] {
+            eventually(said, || !lines.with(said).is_empty()).await;
+            for line in lines.with(said) {
+                assert!(line.contains(" queue=orders"), "{line}");
+            }
+            // As by an operator.
+            log.take_away("s3:main:orders:lease");
+        }
+        second.stop().await;
+    });
 }

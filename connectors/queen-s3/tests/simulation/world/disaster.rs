@@ -201,6 +201,7 @@ async fn try_adopt(world: &Arc<World>, queue: &str, round: u64) {
         clock: Arc::new(clock),
         status: Arc::new(Status::default()),
         jitter: Jitter::new(seed),
+        queue: queue.into(),
         keys: LakeKeys::new(PREFIX, SINK, queue),
         identity: Identity {
             instance: "operator".to_owned(),
