@@ -203,7 +203,7 @@ pub const UPLOAD_STALL_TIMEOUT: Duration = Duration::from_secs(60);
 pub const UPLOAD_FRAME_BYTES: usize = 256 * 1024;
 /// Uploads longer than this are hashed off the async threads.
 pub const HASH_INLINE_BYTES: usize = 256 * 1024;
-/// Buffered record bytes up to which a queue may go on reading however short memory is.
+/// Memory that buffered records may take while a queue may go on reading however short memory is.
 pub const QUEUE_ROOM_BYTES: u64 = 4 * MIB as u64;
 /// Objects of one window that are on their way to their end at a time, in the per-partition layout.
 pub const OBJECTS_IN_FLIGHT: usize = 16;

@@ -181,7 +181,7 @@ pub struct QueueStatus {
     pub checkpoint_age: AtomicU64,
     /// Memory that records hold which are in no window yet, bytes, about: compressed ones count as such.
     pub buffered: AtomicU64,
-    /// Record bytes of the window being written.
+    /// The same of the windows that are being written.
     pub writing: AtomicU64,
 }
 

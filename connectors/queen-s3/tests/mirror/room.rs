@@ -12,6 +12,7 @@ use queen_s3::limits::{FETCH_CALL_LEAST_BYTES, MIB};
 use queen_s3::memory::MemoryBudget;
 use queen_s3::observe::status::QueueStatus;
 
+use crate::answers::Form;
 use crate::bucket::{Do, MemoryBucket};
 use crate::link::Link;
 use crate::log::{Limits, Log};
@@ -191,5 +192,105 @@ fn what_a_queue_shows_to_be_buffered_is_without_the_windows_that_are_being_writt
             assert_eq!(status.buffered.load(Relaxed), 0, "{queue}");
         }
         sink.kill();
+    });
+}
+
+/// A partition whose records compress to next to nothing, and one whose records hardly do.
+const EMPTY: &str = "empty";
+const DENSE: &str = "dense";
+
+/// About 100 KiB, as the partition's name says.
+fn empty_or_dense(partition: &str, offset: i64) -> String {
+    if partition == EMPTY {
+        return payload(partition, offset);
+    }
+    let mut drawn = offset as u64 + 1;
+    let digits = (0..6_400).map(|_| {
+        drawn = drawn.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(1);
+        format!("{:016x}", drawn ^ (drawn >> 32))
+    });
+    format!("\"{}\"", digits.collect::<String>())
+}
+
+/// A sink of queues whose answers come compressed. The first one's objects take long to be put there.
+struct Packed {
+    log: Arc<Log>,
+    budget: Arc<MemoryBudget>,
+    sink: Sink,
+}
+
+impl Packed {
+    fn start(target: usize) -> Self {
+        // All within the present hour: nothing closes before it is full, or has to make room.
+        let log = Log::new(TEN + HOUR / 2, empty_or_dense);
+        log.answer_in(Form::Described);
+        log.limit(Limits {
+            entry_records: 2,
+            ..Limits::default()
+        });
+        QUEUES.iter().for_each(|queue| log.create(queue));
+        let budget = MemoryBudget::new(64 * MIB);
+        let bucket = Arc::<MemoryBucket>::default();
+        bucket.plan(
+            |asked| match asked.operation == "put" && asked.key.contains("/queue=a/dt=") {
+                true => Do::Slowly(LONG),
+                false => Do::Go,
+            },
+        );
+        let mut options = options();
+        options.settings.discovery_interval = Duration::from_secs(1);
+        options.settings.target_bytes = target as u64;
+        let link = Arc::new(Link::new(&log, &budget, options.seed));
+        let sink = Sink::over(link, Arc::clone(&budget), &log, &bucket, &QUEUES, &options);
+        Self { log, budget, sink }
+    }
+
+    /// Writes so many records now, a millisecond apart.
+    fn write(&self, queue: &str, partition: &str, records: i64) {
+        let now = self.log.now();
+        for record in 0..records {
+            let ts = now + record * (SECOND / 1_000);
+            self.log.write(queue, &Name::from(partition), ts, 1);
+        }
+    }
+
+    async fn goes_up(&self, queue: &str) {
+        let status = self.sink.status.queue(queue);
+        eventually("a window goes up", || status.writing.load(Relaxed) > 0).await;
+    }
+}
+
+#[test]
+fn a_queue_makes_room_unless_another_writes_what_takes_more_memory_however_long_its_records_are() {
+    in_virtual_time(async {
+        let packed = Packed::start(2 * MIB);
+        packed.write("a", EMPTY, 21);
+        packed.goes_up("a").await;
+        let taken = packed.budget.hold(packed.budget.limit());
+        packed.write("b", DENSE, 8);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(committed(&packed.log, "a").0, 0, "it goes up meanwhile");
+        assert!(committed(&packed.log, "b").0 > 0, "what it holds is more");
+        drop(taken);
+        packed.sink.kill();
+    });
+}
+
+#[test]
+fn a_queue_reads_on_up_to_so_much_memory_however_long_its_records_are() {
+    in_virtual_time(async {
+        let packed = Packed::start(64 * MIB);
+        let taken = packed.budget.hold(packed.budget.limit());
+        packed.write("a", DENSE, 2);
+        packed.goes_up("a").await;
+        packed.log.take_counts();
+        packed.write("b", EMPTY, 80);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(committed(&packed.log, "a").0, 0, "it goes up meanwhile");
+        let held = packed.budget.used() - packed.budget.limit();
+        assert!(held < MIB, "{held} bytes");
+        assert_eq!(packed.log.take_counts().records, 80);
+        drop(taken);
+        packed.sink.kill();
     });
 }

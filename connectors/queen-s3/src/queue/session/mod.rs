@@ -78,6 +78,8 @@ enum Event {
 struct Window {
     k: u64,
     record_bytes: u64,
+    /// Memory that its records take, about.
+    memory: u64,
     /// Its records, and what it names as lost.
     remembered: Remembered,
 }
@@ -320,7 +322,7 @@ impl<'a> Session<'a> {
         self.committing = ahead.is_some();
         let ahead_of_it = self.ahead.iter();
         let windows = ahead.iter().chain(ahead_of_it);
-        let writing = windows.map(|ahead| ahead.window.record_bytes).sum();
+        let writing = windows.map(|ahead| ahead.window.memory).sum();
         self.task.status.writing.store(writing, Relaxed);
         self.show_checkpoint_age();
         let due = self.checkpoint_due(self.standing.pointer.k) && !self.checkpointing;
@@ -396,11 +398,12 @@ impl<'a> Session<'a> {
         let (task, fence, standing) = (self.task, self.fence, self.standing.clone());
         match close {
             Close::Window(mut window) => {
-                let writing = &self.task.status.writing;
-                writing.store(window.record_bytes, Relaxed);
+                let memory = self.memory_of(window.record_bytes);
+                self.task.status.writing.store(memory, Relaxed);
                 self.window = Some(Window {
                     k: standing.pointer.k + 1,
                     record_bytes: window.record_bytes,
+                    memory,
                     // An intent has not room for all that may be lost.
                     remembered: std::mem::take(&mut window.remembered).with_lost(&window.lost),
                 });
@@ -443,14 +446,15 @@ impl<'a> Session<'a> {
         let Some(Close::Window(mut window)) = self.engine.close(Press::None) else {
             return;
         };
-        let writing = &self.task.status.writing;
-        writing.fetch_add(window.record_bytes, Relaxed);
+        let memory = self.memory_of(window.record_bytes);
+        self.task.status.writing.fetch_add(memory, Relaxed);
         let (turn, committed) = oneshot::channel();
         self.ahead.push_back(Ahead {
             turn,
             window: Window {
                 k: k + 1,
                 record_bytes: window.record_bytes,
+                memory,
                 remembered: std::mem::take(&mut window.remembered).with_lost(&window.lost),
             },
             positions,

@@ -232,7 +232,12 @@ impl Session<'_> {
 
     /// Memory that what is buffered takes, about.
     pub(super) fn buffered(&self) -> u64 {
-        (self.engine.buffered_bytes() as f64 / self.packing) as u64
+        self.memory_of(self.engine.buffered_bytes())
+    }
+
+    /// Memory that so many bytes of records take, about.
+    pub(super) fn memory_of(&self, record_bytes: u64) -> u64 {
+        (record_bytes as f64 / self.packing) as u64
     }
 
     /// Partitions to fetch in the next call: an even share of those that are ready, so that every
@@ -267,7 +272,7 @@ impl Session<'_> {
             return None;
         }
         // Room for one small fetch is every queue's; beyond it the largest buffer makes room.
-        if self.engine.buffered_bytes() < QUEUE_ROOM_BYTES {
+        if self.buffered() < QUEUE_ROOM_BYTES {
             return Some(FETCH_CALL_LEAST_BYTES);
         }
         if self.press() == Press::None {
