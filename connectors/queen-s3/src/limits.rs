@@ -65,8 +65,6 @@ pub const PARQUET_HEADER_MOST_BYTES: usize = 4 * 1_024;
 pub const PARQUET_BATCH_ROWS: usize = 1_024;
 /// Bytes of their texts after which fewer are.
 pub const PARQUET_BATCH_BYTES: usize = 8 * MIB;
-/// Bytes of blocks that are decompressed together for them, which no byte depends on.
-pub const PARQUET_SLAB_BYTES: usize = 256 * 1_024;
 /// Bytes after which a Parquet data page ends.
 pub const PARQUET_PAGE_BYTES: usize = MIB;
 /// Rows after which a Parquet data page ends.

@@ -2,11 +2,13 @@
 
 pub mod compressors;
 mod jsonl;
+mod levels;
 mod parquet;
 mod parts;
 mod row_group;
 #[cfg(test)]
 pub(crate) mod testing;
+mod texts;
 
 use bytes::Bytes;
 use thiserror::Error;

@@ -1,12 +1,11 @@
 //! One row group of a Parquet object: encoded by itself, on any thread, and then put where it
 //! belongs in the file.
 //!
-//! Chunks are kept as they came. All columns are written at once, a batch of rows after the other, straight
-//! from the bodies of the chunks or from a few blocks that were decompressed just before: a payload is copied
-//! once, into the page being built.
+//! Chunks are kept as they came. All columns are written at once, straight from the bodies of the chunks or from
+//! the block that was decompressed just before: a text is copied once, into the page being built.
 
+use std::borrow::Cow;
 use std::io::Write;
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -20,10 +19,9 @@ use parquet::file::writer::{SerializedFileWriter, SerializedPageWriter, TrackedW
 use parquet::schema::types::SchemaDescPtr;
 
 use super::EncodeError;
-use crate::limits::{
-    PARQUET_BATCH_BYTES, PARQUET_BATCH_ROWS, PARQUET_SLAB_BYTES, ROW_GROUP_BYTES, ROW_GROUP_RECORDS,
-};
-use crate::record::{Chunk, Damaged, Open, Packing, Piece, Record, RecordIndex, Unpacked};
+use super::texts::Texts;
+use crate::limits::{PARQUET_BATCH_BYTES, PARQUET_BATCH_ROWS, ROW_GROUP_BYTES, ROW_GROUP_RECORDS};
+use crate::record::{Chunk, Record, Unpacked};
 
 /// What every row group of a file shares.
 #[derive(Clone)]
@@ -40,6 +38,16 @@ pub(super) struct RowGroup {
     runs: Vec<(ByteArray, Chunk)>,
     records: usize,
     bytes: u64,
+}
+
+impl Columns {
+    fn texts<'a>(
+        &self,
+        number: usize,
+        content: &'a mut TrackedWrite<Vec<u8>>,
+    ) -> Result<Texts<'a>, ParquetError> {
+        Texts::new(self.schema.column(number), &self.properties, content)
+    }
 }
 
 impl RowGroup {
@@ -86,30 +94,16 @@ impl RowGroup {
         let mut rows = Rows {
             partition: Column::new(columns, 0, partition),
             offset: Column::new(columns, 1, offset),
-            transaction_id: Column::new(columns, 2, transaction_id),
+            transaction_id: columns.texts(2, transaction_id)?,
             ts: Column::new(columns, 3, ts),
-            payload: Column::new(columns, 4, payload),
+            payload: columns.texts(4, payload)?,
             waiting: 0,
             waiting_bytes: 0,
         };
-        let mut slab = Slab::default();
+        let mut scratch = Unpacked::default();
         for (partition, chunk) in &self.runs {
-            for piece in chunk.pieces() {
-                match piece {
-                    Piece::Open(open, index) => {
-                        slab.empty_into(&mut rows)?;
-                        rows.push(partition, open, index)?;
-                    }
-                    Piece::Packed(packing) => {
-                        if slab.is_full_for(&packing) {
-                            slab.empty_into(&mut rows)?;
-                        }
-                        slab.take(partition, &packing)?;
-                    }
-                }
-            }
+            chunk.each(&mut scratch, |record| rows.push(partition, &record))?;
         }
-        slab.empty_into(&mut rows)?;
         let closed = rows.close()?;
         let encoded = contents.into_iter().zip(closed).map(|(content, close)| {
             let content = content.into_inner()?.into_boxed_slice().into();
@@ -120,76 +114,31 @@ impl RowGroup {
     }
 }
 
-/// Records of a few blocks, decompressed one after the other.
-#[derive(Default)]
-struct Slab {
-    unpacked: Unpacked,
-    runs: Vec<(ByteArray, Range<usize>)>,
-}
-
-impl Slab {
-    fn is_full_for(&self, packing: &Packing<'_>) -> bool {
-        self.unpacked.bytes() + packing.raw_bytes() > PARQUET_SLAB_BYTES
-    }
-
-    fn take(&mut self, partition: &ByteArray, packing: &Packing<'_>) -> Result<(), Damaged> {
-        if self.runs.is_empty() {
-            self.unpacked.reserve(PARQUET_SLAB_BYTES);
-        }
-        let before = self.unpacked.records();
-        packing.unpack(&mut self.unpacked)?;
-        let records = before..self.unpacked.records();
-        self.runs.push((partition.clone(), records));
-        Ok(())
-    }
-
-    fn empty_into(&mut self, rows: &mut Rows<'_>) -> Result<(), ParquetError> {
-        if self.runs.is_empty() {
-            return Ok(());
-        }
-        let open = self.unpacked.open();
-        let mut runs = self.runs.drain(..);
-        runs.try_for_each(|(partition, records)| {
-            rows.push(&partition, &open, &open.index()[records])
-        })
-    }
-}
-
 /// The columns of a row group, and rows that they are about to be given: in batches that end at the same
 /// rows however the records came.
 struct Rows<'a> {
     partition: Column<'a, ByteArrayType>,
     offset: Column<'a, Int64Type>,
-    transaction_id: Column<'a, ByteArrayType>,
+    transaction_id: Texts<'a>,
     ts: Column<'a, Int64Type>,
-    payload: Column<'a, ByteArrayType>,
+    payload: Texts<'a>,
     waiting: usize,
     /// Bytes of their texts.
     waiting_bytes: usize,
 }
 
 impl Rows<'_> {
-    fn push(
-        &mut self,
-        partition: &ByteArray,
-        open: &Open,
-        index: &[RecordIndex],
-    ) -> Result<(), ParquetError> {
-        for index in index {
-            let record = open.record(index);
-            self.partition.push(Some(partition.clone()));
-            self.offset.push(Some(record.offset));
-            self.transaction_id
-                .push(Some(transaction_id(open, &record)));
-            self.ts.push(Some(record.ts.0));
-            let payload = record.payload;
-            let payload = (payload != b"null").then(|| open.share(payload).into());
-            self.payload.push(payload);
-            self.waiting += 1;
-            self.waiting_bytes += record.transaction_id.len() + record.payload.len();
-            if self.waiting == PARQUET_BATCH_ROWS || self.waiting_bytes >= PARQUET_BATCH_BYTES {
-                self.write()?;
-            }
+    fn push(&mut self, partition: &ByteArray, record: &Record<'_>) -> Result<(), EncodeError> {
+        self.partition.values.push(partition.clone());
+        self.offset.values.push(record.offset);
+        self.transaction_id.push(Some(&transaction_id(record)));
+        self.ts.values.push(record.ts.0);
+        let payload = record.payload;
+        self.payload.push((payload != b"null").then_some(payload));
+        self.waiting += 1;
+        self.waiting_bytes += record.transaction_id.len() + payload.len();
+        if self.waiting == PARQUET_BATCH_ROWS || self.waiting_bytes >= PARQUET_BATCH_BYTES {
+            self.write()?;
         }
         Ok(())
     }
@@ -197,9 +146,9 @@ impl Rows<'_> {
     fn write(&mut self) -> Result<(), ParquetError> {
         self.partition.write()?;
         self.offset.write()?;
-        self.transaction_id.write()?;
+        self.transaction_id.end_batch()?;
         self.ts.write()?;
-        self.payload.write()?;
+        self.payload.end_batch()?;
         (self.waiting, self.waiting_bytes) = (0, 0);
         Ok(())
     }
@@ -209,47 +158,33 @@ impl Rows<'_> {
         Ok([
             self.partition.writer.close()?,
             self.offset.writer.close()?,
-            self.transaction_id.writer.close()?,
+            self.transaction_id.close()?,
             self.ts.writer.close()?,
-            self.payload.writer.close()?,
+            self.payload.close()?,
         ])
     }
 }
 
-/// One column, and the values that it is about to be given.
+/// One column without empty values, and those that it is about to be given.
 struct Column<'a, T: DataType> {
     writer: ColumnWriterImpl<'a, T>,
-    optional: bool,
     values: Vec<T::T>,
-    levels: Vec<i16>,
 }
 
 impl<'a, T: DataType> Column<'a, T> {
     fn new(columns: &Columns, number: usize, content: &'a mut TrackedWrite<Vec<u8>>) -> Self {
         let description = columns.schema.column(number);
-        let optional = description.max_def_level() > 0;
         let pages = Box::new(SerializedPageWriter::new(content));
         let properties = Arc::clone(&columns.properties);
         Self {
             writer: get_typed_column_writer(get_column_writer(description, properties, pages)),
-            optional,
             values: Vec::with_capacity(PARQUET_BATCH_ROWS),
-            levels: Vec::with_capacity(PARQUET_BATCH_ROWS),
         }
-    }
-
-    fn push(&mut self, value: Option<T::T>) {
-        if self.optional {
-            self.levels.push(i16::from(value.is_some()));
-        }
-        self.values.extend(value);
     }
 
     fn write(&mut self) -> Result<(), ParquetError> {
-        let levels = self.optional.then_some(&self.levels[..]);
-        self.writer.write_batch(&self.values, levels, None)?;
+        self.writer.write_batch(&self.values, None, None)?;
         self.values.clear();
-        self.levels.clear();
         Ok(())
     }
 }
@@ -279,10 +214,10 @@ struct EncodedColumn {
 }
 
 /// The transaction id as text. Half a surrogate pair, which no text can hold, becomes U+FFFD.
-fn transaction_id(open: &Open, record: &Record<'_>) -> ByteArray {
+fn transaction_id<'a>(record: &Record<'a>) -> Cow<'a, [u8]> {
     let escaped = record.transaction_id;
     if !record.escaped {
-        return open.share(escaped).into();
+        return escaped.into();
     }
     let mut quoted = Vec::with_capacity(escaped.len() + 2);
     quoted.push(b'"');

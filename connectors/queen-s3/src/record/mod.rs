@@ -108,11 +108,6 @@ impl Open {
     pub fn record(&self, index: &RecordIndex) -> Record<'_> {
         record(&self.body, index, self.ids)
     }
-
-    /// The bytes of `text`, which is of one of the records, sharing the body.
-    pub fn share(&self, text: &[u8]) -> Bytes {
-        self.body.slice_ref(text)
-    }
 }
 
 fn record<'a>(body: &'a [u8], index: &RecordIndex, ids: Ids) -> Record<'a> {
@@ -252,32 +247,6 @@ impl Packing<'_> {
     /// When the block is not what the broker said of it.
     pub fn unpack(&self, to: &mut Unpacked) -> Result<(), Damaged> {
         self.packed.unpack(self.block, &self.part, to)
-    }
-}
-
-impl Unpacked {
-    /// Makes room for so many bytes.
-    pub fn reserve(&mut self, bytes: usize) {
-        self.body.reserve(bytes);
-    }
-
-    /// Length of the texts, and of what lies between them.
-    pub fn bytes(&self) -> usize {
-        self.body.len()
-    }
-
-    /// How many records there are.
-    pub fn records(&self) -> usize {
-        self.index.len()
-    }
-
-    /// The records as what can be shared, which are then no longer here.
-    pub fn open(&mut self) -> Open {
-        Open {
-            body: std::mem::take(&mut self.body).into(),
-            index: std::mem::take(&mut self.index),
-            ids: Ids::Plain,
-        }
     }
 }
 
