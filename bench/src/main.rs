@@ -16,17 +16,19 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use lexopt::prelude::*;
+use queen_dev::{BrokerOptions, StackOptions};
 
 use crate::machine::Machine;
 use crate::report::Report;
 use crate::scenarios::{backlog, broker, latency, memory, queues, steady, wide};
 
 const USAGE: &str = "\
-usage: queen-bench [--repetitions N] [--scale F] [--out FILE] [SCENARIO]...
+usage: queen-bench [--repetitions N] [--scale F] [--segments lz4|zstd] [--out FILE] [SCENARIO]...
 
-  --repetitions N  runs of each ratio (default 5)
-  --scale F        size of the data, as a part of the full one (default 1)
-  --out FILE       writes the figures as JSON
+  --repetitions N      runs of each ratio (default 5)
+  --scale F            size of the data, as a part of the full one (default 1)
+  --segments lz4|zstd  how the broker compresses what it stores (default: as it does unless told)
+  --out FILE           writes the figures as JSON, after each scenario
 
 scenarios: backlog, steady, wide, queues, memory, latency, broker (default: all of them)";
 
@@ -47,6 +49,8 @@ pub struct Plan {
     /// Runs of each ratio.
     pub repetitions: usize,
     scale: f64,
+    /// `QUEEN_SEGMENT_COMPRESSION`, if it is set.
+    segments: Option<String>,
     out: Option<PathBuf>,
     scenarios: Vec<&'static str>,
 }
@@ -56,6 +60,7 @@ impl Plan {
         let mut plan = Self {
             repetitions: 5,
             scale: 1.0,
+            segments: None,
             out: None,
             scenarios: Vec::new(),
         };
@@ -64,6 +69,7 @@ impl Plan {
             match argument {
                 Long("repetitions") => plan.repetitions = arguments.value()?.parse()?,
                 Long("scale") => plan.scale = arguments.value()?.parse()?,
+                Long("segments") => plan.segments = Some(arguments.value()?.parse()?),
                 Long("out") => plan.out = Some(arguments.value()?.into()),
                 Short('h') | Long("help") => return Ok(None),
                 Value(name) => {
@@ -83,6 +89,19 @@ impl Plan {
             plan.scenarios = SCENARIOS.to_vec();
         }
         Ok(Some(plan))
+    }
+
+    /// How the stack of a scenario starts.
+    pub fn stack(&self) -> StackOptions {
+        let segments = self.segments.iter();
+        let segments = segments.map(|name| ("QUEEN_SEGMENT_COMPRESSION".to_owned(), name.clone()));
+        let broker = BrokerOptions {
+            variables: segments.collect(),
+        };
+        StackOptions {
+            broker,
+            ..StackOptions::default()
+        }
     }
 
     /// `count` at this plan's scale, at least 1.
@@ -122,6 +141,10 @@ async fn run() -> Result<bool> {
         return Ok(true);
     };
     let machine = Machine::here();
+    let arguments = std::env::args_os();
+    let command: Vec<String> = arguments
+        .map(|argument| argument.to_string_lossy().into_owned())
+        .collect();
     let mut report = Report::default();
     for name in &plan.scenarios {
         let figures = match *name {
@@ -135,13 +158,9 @@ async fn run() -> Result<bool> {
             other => bail!("no scenario {other}"),
         };
         report.add(name, figures.with_context(|| format!("scenario {name}"))?);
-    }
-    if let Some(path) = &plan.out {
-        let arguments = std::env::args_os();
-        let command: Vec<String> = arguments
-            .map(|argument| argument.to_string_lossy().into_owned())
-            .collect();
-        report.write(path, &machine, &command.join(" "))?;
+        if let Some(path) = &plan.out {
+            report.write(path, &machine, &command.join(" "))?;
+        }
     }
     Ok(report.all_met())
 }

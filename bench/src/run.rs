@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use queen_dev::{Signal, SinkOptions, Stack, eventually};
+use queen_dev::{Metrics, Signal, SinkOptions, Stack, eventually};
 
 use crate::usage;
 
@@ -110,4 +110,18 @@ pub async fn backlog(
             .get("queen_s3_windows_committed_total", Some(("queue", queue)))
             .unwrap_or_default() as u64,
     })
+}
+
+/// Requests that a sink has made to the bucket.
+pub fn s3_requests(sink: &Metrics) -> f64 {
+    sink.get("queen_s3_s3_requests_total", None)
+        .unwrap_or_default()
+}
+
+/// Calls that sinks have made to the broker of `stack`: nobody else makes these.
+pub async fn queen_requests(stack: &Stack) -> Result<f64> {
+    let metrics = Metrics::of(stack.broker.address()).await?;
+    let of = |route| metrics.get("queen_requests_total", Some(("route", route)));
+    let routes = ["/api/v1/fetch", "/api/v1/partitions/changed", "/api/v1/kv"];
+    Ok(routes.into_iter().filter_map(of).sum())
 }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use queen_dev::{SinkOptions, Stack, StackOptions};
+use queen_dev::{SinkOptions, Stack};
 
 use crate::report::{Bar, Figure};
 use crate::run::{self, Run};
@@ -38,7 +38,7 @@ const BUSY_BAR: f64 = 0.9;
 
 /// Measures the scenario.
 pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
-    let stack = Stack::start(StackOptions::default()).await?;
+    let stack = Stack::start(plan.stack()).await?;
     let payloads = Payloads::of_the_demo()?;
     let batches = plan.scaled(BATCHES);
     let client = stack.client();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use queen_dev::{SinkOptions, Stack, StackOptions};
+use queen_dev::{SinkOptions, Stack};
 
 use crate::report::{Bar, Figure};
 use crate::workload::{self, BATCH, Payloads};
@@ -24,7 +24,7 @@ const BAR: f64 = 0.85;
 
 /// Measures the scenario.
 pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
-    let stack = Stack::start(StackOptions::default()).await?;
+    let stack = Stack::start(plan.stack()).await?;
     let payloads = Payloads::of_the_demo()?;
     let batches = plan.scaled(BATCHES);
     let client = stack.client();
@@ -52,14 +52,19 @@ async fn throughput(stack: &Stack, window: usize, records: u64) -> Result<Vec<Fi
         stack.s3.delay(Duration::from_millis(delay));
         let run = run::backlog(stack, &options, QUEUE, records).await;
         stack.s3.delay(Duration::ZERO);
-        let rate = run?.records_per_second;
+        let run = run?;
+        let rate = run.records_per_second;
         std::fs::remove_dir_all(stack.lake(&options.name).folder())?;
         let near = *near.get_or_insert(rate);
         let name = format!("{window} MB windows, {delay} ms a request: throughput");
         let figure = Figure::new(name.clone(), "of that at 0", vec![rate / near]);
         figures.push(Figure::new(name.clone(), "records/s", vec![rate]));
         figures.push(match delay {
-            0 => continue,
+            // What a backlog keeps busy once its start and end do not count for much.
+            0 => {
+                let name = format!("{window} MB windows, {delay} ms a request: cores busy");
+                Figure::new(name, "", vec![run.busy])
+            }
             200 if window > WINDOWS_MB[0] => figure.bar(Bar::AtLeast(BAR)),
             _ => figure,
         });

@@ -1,7 +1,7 @@
 //! Peak memory over window size, by format, and with small and large records.
 
 use anyhow::Result;
-use queen_dev::{SinkOptions, Stack, StackOptions};
+use queen_dev::{SinkOptions, Stack};
 
 use crate::report::{Bar, Figure};
 use crate::workload::{self, BATCH, Payloads};
@@ -15,9 +15,10 @@ const BACKLOG_BYTES: usize = 1 << 30;
 /// `QUEEN_S3_TARGET_MB`; the budget is twice that.
 const WINDOWS_MB: [usize; 3] = [32, 128, 512];
 /// Format, the variable that sets its compression, and that compression.
-const SHAPES: [(&str, &str, &str); 4] = [
+const SHAPES: [(&str, &str, &str); 5] = [
     ("jsonl", "QUEEN_S3_COMPRESSION", "none"),
     ("jsonl", "QUEEN_S3_COMPRESSION", "zstd"),
+    ("jsonl", "QUEEN_S3_COMPRESSION", "gzip"),
     ("parquet", "QUEEN_S3_PARQUET_CODEC", "zstd"),
     ("parquet", "QUEEN_S3_PARQUET_CODEC", "snappy"),
 ];
@@ -36,7 +37,7 @@ const SIZES: [(usize, &str, usize, usize); 3] = [
 pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for (payload, queue, batch, line) in SIZES {
-        let stack = Stack::start(StackOptions::default()).await?;
+        let stack = Stack::start(plan.stack()).await?;
         let payloads = if payload == 300 {
             Payloads::of_the_demo()?
         } else {

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use queen_dev::{Metrics, SinkOptions, Stack, StackOptions, eventually};
+use queen_dev::{SinkOptions, Stack, eventually};
 
 use crate::report::Figure;
 use crate::workload::Payloads;
-use crate::{Plan, usage};
+use crate::{Plan, run, usage};
 
 /// The scenario's name.
 pub const NAME: &str = "queues";
@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 
 /// Measures the scenario.
 pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
-    let stack = Stack::start(StackOptions::default()).await?;
+    let stack = Stack::start(plan.stack()).await?;
     let payloads = Payloads::of_the_demo()?;
     let queues = plan.scaled(QUEUES);
     for number in 0..queues {
@@ -48,7 +48,7 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     // The start of each queue asks the bucket a few things; an idle one nothing.
     let mut last = None;
     let settled = async || {
-        let requests = s3_requests(&sink.metrics().await?);
+        let requests = run::s3_requests(&sink.metrics().await?);
         let settled = last.replace(requests) == Some(requests);
         tokio::time::sleep(SETTLED_FOR).await;
         Ok(settled.then_some(()))
@@ -63,7 +63,8 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         anyhow::Ok((
             usage::cpu(sink.pid())?,
             cpu,
-            s3_requests(&sink.metrics().await?),
+            run::s3_requests(&sink.metrics().await?),
+            run::queen_requests(&stack).await?,
         ))
     };
     let before = read().await?;
@@ -84,14 +85,14 @@ pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             vec![cost(after.1 - before.1)],
         ),
         Figure::new(
+            "calls of Queen per queue and minute",
+            "",
+            vec![(after.3 - before.3) / minutes],
+        ),
+        Figure::new(
             "S3 requests per queue and minute",
             "",
             vec![(after.2 - before.2) / minutes],
         ),
     ])
-}
-
-fn s3_requests(metrics: &Metrics) -> f64 {
-    let requests = metrics.get("queen_s3_s3_requests_total", None);
-    requests.unwrap_or_default()
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use queen_dev::{Signal, Sink, SinkOptions, Stack, StackOptions, eventually};
+use queen_dev::{Signal, Sink, SinkOptions, Stack, eventually};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -25,7 +25,7 @@ const COST_BAR: f64 = 1.5;
 
 /// Measures the scenario.
 pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
-    let stack = Stack::start(StackOptions::default()).await?;
+    let stack = Stack::start(plan.stack()).await?;
     stack.client().configure(QUEUE).await?;
     let batches = plan.scaled(SECONDS) * BATCHES_A_SECOND;
     let records = (batches * BATCH) as u64;

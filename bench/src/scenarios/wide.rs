@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use queen_dev::{Metrics, Signal, Sink, SinkOptions, Stack, StackOptions, eventually};
+use queen_dev::{Signal, Sink, SinkOptions, Stack, eventually};
 use queen_protocol::partitions::{ChangedEntry, ChangedRequest};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::report::{Bar, Figure};
 use crate::workload::Payloads;
-use crate::{Plan, database, usage};
+use crate::{Plan, database, run, usage};
 
 /// The scenario's name.
 pub const NAME: &str = "wide";
@@ -35,7 +35,7 @@ const CHECKPOINT_EVERY: usize = 20;
 
 /// Measures the scenario.
 pub async fn measure(plan: &Plan) -> Result<Vec<Figure>> {
-    let stack = Stack::start(StackOptions::default()).await?;
+    let stack = Stack::start(plan.stack()).await?;
     let database = database::connect(&stack).await?;
     let payloads = Payloads::of_the_demo()?;
     let idle = plan.scaled(IDLE);
@@ -160,12 +160,12 @@ async fn stream(records: &Stream<'_>, partitions: usize, seconds: usize) -> Resu
     records.push(5).await?;
     let before = (
         usage::cpu(sink.pid())?,
-        Counts::of(&sink.metrics().await?, queue),
+        Counts::now(stack, &sink, queue).await?,
     );
     records.push(seconds).await?;
     let after = (
         usage::cpu(sink.pid())?,
-        Counts::of(&sink.metrics().await?, queue),
+        Counts::now(stack, &sink, queue).await?,
     );
     let windows = after.1.windows - before.1.windows;
     let cost = Cost {
@@ -183,19 +183,13 @@ struct Counts {
 }
 
 impl Counts {
-    fn of(metrics: &Metrics, queue: &str) -> Self {
-        let of_queue = |name| {
-            metrics
-                .get(name, Some(("queue", queue)))
-                .unwrap_or_default()
-        };
-        Self {
-            windows: of_queue("queen_s3_windows_committed_total"),
-            calls: of_queue("queen_s3_fetch_calls_total")
-                + metrics
-                    .get("queen_s3_s3_requests_total", None)
-                    .unwrap_or_default(),
-        }
+    async fn now(stack: &Stack, sink: &Sink, queue: &str) -> Result<Self> {
+        let metrics = sink.metrics().await?;
+        let windows = metrics.get("queen_s3_windows_committed_total", Some(("queue", queue)));
+        Ok(Self {
+            windows: windows.unwrap_or_default(),
+            calls: run::s3_requests(&metrics) + run::queen_requests(stack).await?,
+        })
     }
 }
 
