@@ -413,12 +413,9 @@ async fn without_an_embedded_sink_status_says_nothing_of_one() {
     assert!(!embedding.path("started").exists());
 }
 
-/// Runs only where the binary was built: `make test` names it.
 #[tokio::test]
 async fn the_real_sink_reads_its_place_from_the_broker_and_ends_with_its_own_code() {
-    let Some(program) = std::env::var_os("QUEEN_S3_BIN") else {
-        return;
-    };
+    let program = queen_dev::sink_binary().unwrap();
     let folder = tempfile::tempdir().unwrap();
     // Nothing listens on port 1, so the sink finds Queen and not the bucket.
     let variables = [
@@ -429,7 +426,7 @@ async fn the_real_sink_reads_its_place_from_the_broker_and_ends_with_its_own_cod
         ("QUEEN_S3_SECRET_KEY", "hush"),
         ("QUEEN_S3_LISTEN", "127.0.0.1:0"),
     ];
-    let embedding = Embedding::start_with(folder, Path::new(&program), &variables).await;
+    let embedding = Embedding::start_with(folder, &program, &variables).await;
     until(|| async { embedding.sink().await["lastExit"] == "exit code 3" }).await;
     let log = embedding.read("broker.log");
     assert!(

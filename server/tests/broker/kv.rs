@@ -155,6 +155,13 @@ async fn a_required_operation_that_loses_rolls_the_whole_batch_back() {
         })
     );
     assert!(!one(&fixture, &get("doc")).await.found());
+    // What was asked for happened: it is no error.
+    fixture
+        .assert_metrics(&[
+            "queen_kv_rolled_back_total 1",
+            r#"queen_requests_total{route="/api/v1/kv",status="200"} 3"#,
+        ])
+        .await;
     // Not required: the batch goes on without it.
     let operations = [put("doc", "1", ""), put("lease", "2", r#","expect":7"#)];
     let results = batch(&fixture, &operations.join(",")).await;

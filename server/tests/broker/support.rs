@@ -177,6 +177,17 @@ impl Fixture {
         self.post("/api/v1/fetch", body.to_owned()).await.typed()
     }
 
+    /// Holds `/metrics` to each of `lines`.
+    pub async fn assert_metrics(&self, lines: &[&str]) {
+        let text = self.get("/metrics").await.text;
+        for line in lines {
+            assert!(
+                text.lines().any(|have| have == *line),
+                "{line} is not in\n{text}"
+            );
+        }
+    }
+
     /// Until `count` fetches are registered to park.
     pub async fn until_parked(&self, count: usize) {
         until(|| async { self.broker.broker().waiters.count() == count }).await;

@@ -91,6 +91,27 @@ async fn retries_are_free_and_failures_end_in_a_dead_letter() {
 }
 
 #[tokio::test]
+async fn metrics_count_what_is_popped_settled_and_dead() {
+    let fixture = Fixture::start().await;
+    configure(&fixture, "q", json!({"retryLimit": 0})).await;
+    fixture.push("q", "p", &["0", "11", "222"]).await;
+    let messages = pop(&fixture, "/queue/q?").await;
+    assert!(ack(&fixture, &messages[0], "completed").await.success);
+    fixture
+        .assert_metrics(&[
+            "queen_popped_records_total 3",
+            "queen_popped_bytes_total 6",
+            "queen_settled_records_total 1",
+            "queen_dead_letters_total 0",
+        ])
+        .await;
+    assert!(ack(&fixture, &messages[1], "failed").await.dlq);
+    fixture
+        .assert_metrics(&["queen_dead_letters_total 1"])
+        .await;
+}
+
+#[tokio::test]
 async fn without_dead_letters_a_record_that_fails_stays() {
     let fixture = Fixture::start().await;
     configure(
