@@ -1,8 +1,10 @@
 //! Sorted records in, deterministic object bytes out.
 
 pub mod compressors;
+mod hybrid;
 mod jsonl;
-mod levels;
+mod names;
+mod pages;
 mod parquet;
 mod parts;
 mod row_group;

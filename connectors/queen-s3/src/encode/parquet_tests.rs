@@ -237,6 +237,26 @@ fn a_row_group_ends_at_its_records_or_its_bytes() {
 const MEBIBYTE: usize = 1 << 20;
 
 #[test]
+fn names_that_no_dictionary_takes_are_written_out() {
+    let record = batch(&[(7, TS, "t", "1")]);
+    let names: Vec<_> = (0..9_000).map(|number| format!("{number:01000}")).collect();
+    let chunk = chunks(&record, 1)[0].clone();
+    let window: Vec<_> = names
+        .iter()
+        .map(|name| (name.as_str(), chunk.clone()))
+        .collect();
+    let (object, _) = encode(Compression::Zstd, &window);
+    let read = rows(&object).into_iter().map(|row| row.0);
+    assert!(read.eq(names));
+    let reader = reader(&object);
+    let column = reader.metadata().row_group(0).column(0);
+    let pages = column.page_encoding_stats_mask().expect("they are told");
+    for encoding in [Encoding::RLE_DICTIONARY, Encoding::PLAIN] {
+        assert!(pages.is_set(encoding), "{pages:?}");
+    }
+}
+
+#[test]
 fn a_finished_row_group_leaves_before_the_object_ends() {
     let mut state = 1_u64;
     let payload: String = (0..MEBIBYTE)

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::io::Write;
+use std::iter::repeat_n;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -19,6 +20,7 @@ use parquet::file::writer::{SerializedFileWriter, SerializedPageWriter, TrackedW
 use parquet::schema::types::SchemaDescPtr;
 
 use super::EncodeError;
+use super::names::Names;
 use super::texts::Texts;
 use crate::limits::{PARQUET_BATCH_BYTES, PARQUET_BATCH_ROWS, ROW_GROUP_BYTES, ROW_GROUP_RECORDS};
 use crate::record::{Chunk, Record, Unpacked};
@@ -47,6 +49,29 @@ impl Columns {
         content: &'a mut TrackedWrite<Vec<u8>>,
     ) -> Result<Texts<'a>, ParquetError> {
         Texts::new(self.schema.column(number), &self.properties, content)
+    }
+
+    fn names(
+        &self,
+        names: &Names,
+        batches: &[usize],
+        content: &mut TrackedWrite<Vec<u8>>,
+    ) -> Result<ColumnCloseResult, ParquetError> {
+        if names.fit() {
+            return names.encode(batches, self.schema.column(0), &self.properties, content);
+        }
+        let mut column = Column::<ByteArrayType>::new(self, 0, content);
+        let runs = names.runs().iter();
+        let mut rows = runs.flat_map(|(name, rows)| repeat_n(name, *rows));
+        let mut start = 0;
+        for end in batches {
+            column
+                .values
+                .extend(rows.by_ref().take(end - start).cloned());
+            column.write()?;
+            start = *end;
+        }
+        column.writer.close()
     }
 }
 
@@ -90,21 +115,25 @@ impl RowGroup {
     /// Encodes every column. What comes out is a function of the records alone.
     pub(super) fn encode(&self, columns: &Columns) -> Result<EncodedRowGroup, EncodeError> {
         let mut contents: [_; 5] = std::array::from_fn(|_| TrackedWrite::new(Vec::new()));
-        let [partition, offset, transaction_id, ts, payload] = &mut contents;
+        let [name, offset, transaction_id, ts, payload] = &mut contents;
         let mut rows = Rows {
-            partition: Column::new(columns, 0, partition),
             offset: Column::new(columns, 1, offset),
             transaction_id: columns.texts(2, transaction_id)?,
             ts: Column::new(columns, 3, ts),
             payload: columns.texts(4, payload)?,
             waiting: 0,
             waiting_bytes: 0,
+            batches: Vec::new(),
         };
+        let mut names = Names::default();
         let mut scratch = Unpacked::default();
         for (partition, chunk) in &self.runs {
-            chunk.each(&mut scratch, |record| rows.push(partition, &record))?;
+            names.push(partition, chunk.range.len());
+            chunk.each(&mut scratch, |record| rows.push(&record))?;
         }
-        let closed = rows.close()?;
+        let (batches, [offset, transaction_id, ts, payload]) = rows.close()?;
+        let name = columns.names(&names, &batches, name)?;
+        let closed = [name, offset, transaction_id, ts, payload];
         let encoded = contents.into_iter().zip(closed).map(|(content, close)| {
             let content = content.into_inner()?.into_boxed_slice().into();
             Ok(EncodedColumn { content, close })
@@ -117,7 +146,6 @@ impl RowGroup {
 /// The columns of a row group, and rows that they are about to be given: in batches that end at the same
 /// rows however the records came.
 struct Rows<'a> {
-    partition: Column<'a, ByteArrayType>,
     offset: Column<'a, Int64Type>,
     transaction_id: Texts<'a>,
     ts: Column<'a, Int64Type>,
@@ -125,11 +153,12 @@ struct Rows<'a> {
     waiting: usize,
     /// Bytes of their texts.
     waiting_bytes: usize,
+    /// Rows before the end of each batch so far.
+    batches: Vec<usize>,
 }
 
 impl Rows<'_> {
-    fn push(&mut self, partition: &ByteArray, record: &Record<'_>) -> Result<(), EncodeError> {
-        self.partition.values.push(partition.clone());
+    fn push(&mut self, record: &Record<'_>) -> Result<(), EncodeError> {
         self.offset.values.push(record.offset);
         self.transaction_id.push(Some(&transaction_id(record)));
         self.ts.values.push(record.ts.0);
@@ -144,7 +173,8 @@ impl Rows<'_> {
     }
 
     fn write(&mut self) -> Result<(), ParquetError> {
-        self.partition.write()?;
+        let before = self.batches.last().copied().unwrap_or(0);
+        self.batches.push(before + self.waiting);
         self.offset.write()?;
         self.transaction_id.end_batch()?;
         self.ts.write()?;
@@ -153,15 +183,15 @@ impl Rows<'_> {
         Ok(())
     }
 
-    fn close(mut self) -> Result<[ColumnCloseResult; 5], ParquetError> {
+    fn close(mut self) -> Result<(Vec<usize>, [ColumnCloseResult; 4]), ParquetError> {
         self.write()?;
-        Ok([
-            self.partition.writer.close()?,
+        let closed = [
             self.offset.writer.close()?,
             self.transaction_id.close()?,
             self.ts.writer.close()?,
             self.payload.close()?,
-        ])
+        ];
+        Ok((self.batches, closed))
     }
 }
 

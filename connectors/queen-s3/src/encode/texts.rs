@@ -5,21 +5,16 @@
 //! to. Here a text is copied once, from where it lies into the page that is compressed: that writer takes values
 //! that it shares, counts who does for each of them, and copies each page once more to put it together.
 
-use std::io;
-
-use bytes::Bytes;
-use parquet::basic::{Compression as Codec, Encoding, EncodingMask, PageType};
-use parquet::column::page::{CompressedPage, Page, PageWriteSpec, PageWriter};
+use parquet::basic::Encoding;
 use parquet::column::writer::ColumnCloseResult;
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{ColumnChunkMetaData, PageEncodingStats};
 use parquet::file::properties::WriterProperties;
-use parquet::file::writer::{SerializedPageWriter, TrackedWrite};
+use parquet::file::writer::TrackedWrite;
 use parquet::schema::types::ColumnDescPtr;
-use zstd::bulk;
 
-use super::levels::{append_levels, levels_most_bytes};
-use crate::limits::{PARQUET_BATCH_ROWS, PARQUET_PAGE_BYTES, PARQUET_PAGE_ROWS, ZSTD_LEVEL};
+use super::hybrid::{append_levels, levels_most_bytes};
+use super::pages::{Pages, Told};
+use crate::limits::{PARQUET_BATCH_ROWS, PARQUET_PAGE_BYTES, PARQUET_PAGE_ROWS};
 
 /// What stands before a text: its length.
 const LENGTH: usize = size_of::<u32>();
@@ -28,10 +23,7 @@ const LEVELS: usize = levels_most_bytes(PARQUET_PAGE_ROWS + PARQUET_BATCH_ROWS);
 
 /// One column of texts of a row group.
 pub(super) struct Texts<'a> {
-    description: ColumnDescPtr,
-    codec: Codec,
-    compressor: Compressor,
-    pages: SerializedPageWriter<'a, Vec<u8>>,
+    pages: Pages<'a>,
     /// [`LEVELS`] of free room, and the texts that are in no page yet, each behind its length.
     content: Vec<u8>,
     /// The rows that are in no page yet.
@@ -40,9 +32,7 @@ pub(super) struct Texts<'a> {
     present: Option<Vec<bool>>,
     /// Where the batch that is being filled begins among them.
     batch: Place,
-    total: Total,
     levels: Vec<u8>,
-    compressed: Vec<u8>,
 }
 
 /// A place between two rows, and between their texts.
@@ -57,17 +47,6 @@ const START: Place = Place {
     byte: LEVELS,
 };
 
-/// What the pages of a column come to, with their headers.
-#[derive(Default)]
-struct Total {
-    pages: i32,
-    rows: u64,
-    bytes: u64,
-    compressed: u64,
-    uncompressed: u64,
-    first: Option<u64>,
-}
-
 impl<'a> Texts<'a> {
     /// An empty column, whose pages go to `to`.
     pub(super) fn new(
@@ -75,20 +54,14 @@ impl<'a> Texts<'a> {
         properties: &WriterProperties,
         to: &'a mut TrackedWrite<Vec<u8>>,
     ) -> Result<Self, ParquetError> {
-        let codec = properties.compression(description.path());
         let optional = description.max_def_level() > 0;
         Ok(Self {
-            description,
-            codec,
-            compressor: Compressor::new(codec)?,
-            pages: SerializedPageWriter::new(to),
+            pages: Pages::new(description, properties, to)?,
             content: vec![0; LEVELS],
             rows: 0,
             present: optional.then(Vec::new),
             batch: START,
-            total: Total::default(),
             levels: Vec::new(),
-            compressed: Vec::new(),
         })
     }
 
@@ -134,31 +107,7 @@ impl<'a> Texts<'a> {
         if self.rows > 0 {
             self.write_page(START, self.end())?;
         }
-        self.pages.close()?;
-        let total = self.total;
-        let pages = PageEncodingStats {
-            page_type: PageType::DATA_PAGE,
-            encoding: Encoding::PLAIN,
-            count: total.pages,
-        };
-        let encodings = [Encoding::PLAIN, Encoding::RLE];
-        let metadata = ColumnChunkMetaData::builder(self.description)
-            .set_compression(self.codec)
-            .set_encodings_mask(EncodingMask::new_from_encodings(encodings.iter()))
-            .set_page_encoding_stats(vec![pages])
-            .set_total_compressed_size(total.compressed as i64)
-            .set_total_uncompressed_size(total.uncompressed as i64)
-            .set_num_values(total.rows as i64)
-            .set_data_page_offset(total.first.unwrap_or(0) as i64)
-            .build()?;
-        Ok(ColumnCloseResult {
-            bytes_written: total.bytes,
-            rows_written: total.rows,
-            metadata,
-            bloom_filter: None,
-            column_index: None,
-            offset_index: None,
-        })
+        self.pages.close(Told::default())
     }
 
     fn end(&self) -> Place {
@@ -219,64 +168,7 @@ impl<'a> Texts<'a> {
             self.content[start..from.byte].copy_from_slice(&self.levels);
         }
         let page = &self.content[start..to.byte];
-        self.compressor.compress(page, &mut self.compressed)?;
-        let rows = to.row - from.row;
-        let data = Page::DataPage {
-            buf: Bytes::copy_from_slice(&self.compressed),
-            num_values: rows as u32,
-            encoding: Encoding::PLAIN,
-            def_level_encoding: Encoding::RLE,
-            rep_level_encoding: Encoding::RLE,
-            statistics: None,
-        };
-        let written = self
-            .pages
-            .write_page(CompressedPage::new(data, page.len()))?;
-        self.total.add(&written);
-        Ok(())
-    }
-}
-
-impl Total {
-    fn add(&mut self, page: &PageWriteSpec) {
-        self.pages += 1;
-        self.rows += u64::from(page.num_values);
-        self.bytes += page.bytes_written;
-        self.compressed += page.compressed_size as u64;
-        self.uncompressed += page.uncompressed_size as u64;
-        self.first.get_or_insert(page.offset);
-    }
-}
-
-/// What compresses pages.
-enum Compressor {
-    Zstd(bulk::Compressor<'static>),
-    Snappy(Box<snap::raw::Encoder>),
-}
-
-impl Compressor {
-    fn new(codec: Codec) -> io::Result<Self> {
-        Ok(match codec {
-            Codec::SNAPPY => Self::Snappy(Box::new(snap::raw::Encoder::new())),
-            _ => Self::Zstd(bulk::Compressor::new(ZSTD_LEVEL)?),
-        })
-    }
-
-    /// Puts `page` into `to`, compressed, instead of what is there.
-    fn compress(&mut self, page: &[u8], to: &mut Vec<u8>) -> io::Result<()> {
-        to.clear();
-        match self {
-            Self::Zstd(compressor) => {
-                to.reserve(zstd::zstd_safe::compress_bound(page.len()));
-                compressor.compress_to_buffer(page, to)?;
-            }
-            Self::Snappy(compressor) => {
-                to.resize(snap::raw::max_compress_len(page.len()), 0);
-                let length = compressor.compress(page, to).map_err(io::Error::other)?;
-                to.truncate(length);
-            }
-        }
-        Ok(())
+        self.pages.write(page, to.row - from.row, Encoding::PLAIN)
     }
 }
 

@@ -1,14 +1,16 @@
 use std::sync::Arc;
 
-use parquet::basic::ZstdLevel;
+use parquet::basic::{Compression as Codec, ZstdLevel};
 use parquet::column::writer::{get_column_writer, get_typed_column_writer};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::properties::{EnabledStatistics, WriterVersion};
+use parquet::file::writer::SerializedPageWriter;
 use parquet::schema::parser::parse_message_type;
 use parquet::schema::types::SchemaDescriptor;
 use proptest::prelude::*;
 
 use super::*;
+use crate::limits::ZSTD_LEVEL;
 
 type Row = Option<Vec<u8>>;
 
