@@ -42,8 +42,8 @@ pub fn record(dice: &mut Dice, number: u64, pad: usize) -> NewRecord {
         _ => format!("t-{number}"),
     };
     NewRecord {
-        transaction_id,
-        payload,
+        transaction_id: transaction_id.into(),
+        payload: payload.into(),
     }
 }
 
@@ -288,7 +288,12 @@ fn segments_body(
         for (number, (segment, ..)) in found.segments.iter().enumerate() {
             let breaks = damaged && number + 1 == found.segments.len().div_ceil(2);
             damaged &= !breaks;
-            segment_body(&mut body, segment, breaks, version > 2);
+            let described = version > 2;
+            let whole = &segment.bodies[usize::from(described)];
+            match breaks {
+                true => body.extend(segment_body(segment, true, described)),
+                false => body.extend(whole.get_or_init(|| segment_body(segment, false, described))),
+            }
         }
         let error = found.error.unwrap_or_default();
         body.extend_from_slice(&[0, error.len() as u8]);
@@ -299,9 +304,9 @@ fn segments_body(
 
 /// A whole segment. A damaged one is shorter than it says. Where it has a description, every other of those
 /// has the checksum of what is there.
-fn segment_body(body: &mut Vec<u8>, segment: &Segment, damaged: bool, with_description: bool) {
+fn segment_body(segment: &Segment, damaged: bool, with_description: bool) -> Vec<u8> {
     let records = segment.records.iter().map(|record| {
-        let payload = match record.payload.as_str() {
+        let payload = match &*record.payload {
             "null" => "",
             payload => payload,
         };
@@ -333,13 +338,14 @@ fn segment_body(body: &mut Vec<u8>, segment: &Segment, damaged: bool, with_descr
         let texts = records.iter().map(|(id, payload)| (id.as_str(), *payload));
         block = described(texts, &block, &told);
     }
-    body.push(1);
+    let mut body = vec![1];
     body.extend_from_slice(&segment.first.to_le_bytes());
     body.extend_from_slice(&segment.ts.to_le_bytes());
-    number(body, segment.records.len());
-    number(body, content.len());
-    number(body, block.len());
+    number(&mut body, segment.records.len());
+    number(&mut body, content.len());
+    number(&mut body, block.len());
     body.extend_from_slice(&block);
+    body
 }
 
 fn number(body: &mut Vec<u8>, number: usize) {

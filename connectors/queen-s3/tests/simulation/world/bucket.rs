@@ -25,7 +25,8 @@ impl Bucket for Link {
         let who = self.process.name.clone();
         self.check_fence(key);
         let content: Bytes = body.pieces.concat().into();
-        if md5_of(&content) != body.md5 {
+        let md5 = md5_of(&content);
+        if md5 != body.md5 {
             self.world.judge(Err(format!(
                 "PUT {key} carries another MD5 than its body has"
             )));
@@ -34,24 +35,14 @@ impl Bucket for Link {
             .world
             .with(|state| state.doubts.manifest(&who, &content));
         self.world.judge(doubt);
-        let at = key.to_owned();
+        let (at, etag) = (key.to_owned(), hex::encode(md5));
         self.call(
             &format!("put {key}"),
             true,
             Arc::new(move |world| {
-                let (who, key, content) = (who.clone(), at.clone(), content.clone());
-                Box::pin(async move {
-                    let etag = hex::encode(md5_of(&content));
-                    show(
-                        &world,
-                        &who,
-                        &key,
-                        Object {
-                            bytes: content,
-                            etag,
-                        },
-                    );
-                })
+                let (who, key) = (who.clone(), at.clone());
+                let (bytes, etag) = (content.clone(), etag.clone());
+                Box::pin(async move { show(&world, &who, &key, Object { bytes, etag }) })
             }),
         )
         .await

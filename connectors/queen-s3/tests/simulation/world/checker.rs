@@ -17,7 +17,7 @@ use super::log::{Log, RecordKey};
 use super::objects::Objects;
 use super::scenario::Scenario;
 use super::sight::Sight;
-use super::spelling::{self, Named};
+use super::spelling::{self, Named, Roots};
 use super::window::{expected_body, lines};
 use documents::{fenced, lease, read};
 
@@ -68,6 +68,7 @@ struct Lake {
     /// Whether listings tell the lives of a partition apart.
     ids: bool,
     start: Option<i64>,
+    roots: Roots,
     pointer: Option<CommitPointer>,
     lineage: Option<String>,
     intents: BTreeMap<u64, Intent>,
@@ -94,6 +95,7 @@ impl Checker {
                 queue: queue.clone(),
                 ids: scenario.ids,
                 closed: i64::MIN,
+                roots: Roots::of(queue),
                 ..Lake::default()
             };
             (queue.clone(), lake)
@@ -111,10 +113,11 @@ impl Checker {
 
     /// The queue whose lake holds `key`.
     pub fn queue_of(&self, key: &str) -> Option<String> {
-        self.lakes
-            .keys()
-            .find(|queue| spelling::named(queue, key).is_some())
-            .cloned()
+        let lake = self
+            .lakes
+            .values()
+            .find(|lake| lake.roots.named(key).is_some());
+        lake.map(|lake| lake.queue.clone())
     }
 
     /// End of what is committed of `queue`.
@@ -331,8 +334,8 @@ impl Checker {
     pub fn object_deleted(&self, key: &str) -> Verdict {
         let checkpoint = self
             .lakes
-            .keys()
-            .any(|queue| matches!(spelling::named(queue, key), Some(Named::Checkpoint(_))));
+            .values()
+            .any(|lake| matches!(lake.roots.named(key), Some(Named::Checkpoint(_))));
         must!(checkpoint, "{key} was deleted and is no checkpoint");
         Ok(())
     }
@@ -349,7 +352,7 @@ impl Checker {
     ) -> Verdict {
         self.count += 1;
         for lake in self.lakes.values_mut() {
-            let Some(named) = spelling::named(&lake.queue, key) else {
+            let Some(named) = lake.roots.named(key) else {
                 continue;
             };
             must!(
@@ -396,8 +399,8 @@ impl Checker {
             );
             let key = operation.key.as_deref().unwrap_or_default();
             let named = self.lakes.values_mut().find_map(|lake| {
-                let root = format!("s3:{}:{}:", spelling::SINK, spelling::encoded(&lake.queue));
-                Some((lake, key.strip_prefix(&root)?))
+                let document = key.strip_prefix(&lake.roots.documents)?;
+                Some((lake, document))
             });
             let Some((lake, document)) = named else {
                 return Err(format!("a write of the unknown key {key}"));

@@ -1,6 +1,7 @@
 //! The broker's log: transactions in flight, segments with their commit times, `safeTime`, and
 //! the truth about every record that was ever visible.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -20,9 +21,9 @@ pub type RecordKey = (i64, Name, i64);
 #[derive(Clone, Debug)]
 pub struct Truth {
     /// The client's transaction id.
-    pub transaction_id: String,
+    pub transaction_id: Arc<str>,
     /// The payload's JSON text.
-    pub payload: String,
+    pub payload: Arc<str>,
     /// The partition's life that it belongs to.
     pub life: u128,
     /// Its place in the order in which segments became visible.
@@ -53,9 +54,9 @@ impl Truth {
 #[derive(Clone, Debug)]
 pub struct NewRecord {
     /// The client's transaction id.
-    pub transaction_id: String,
+    pub transaction_id: Arc<str>,
     /// The payload's JSON text.
-    pub payload: String,
+    pub payload: Arc<str>,
 }
 
 /// A visible segment.
@@ -69,6 +70,8 @@ pub struct Segment {
     pub records: Vec<NewRecord>,
     /// Stored bytes.
     pub stored: usize,
+    /// What it is in an answer of segments, without and with a description, once one was given.
+    pub bodies: [OnceCell<Vec<u8>>; 2],
 }
 
 /// One life of a partition.
@@ -265,8 +268,8 @@ impl Log {
                     .or_default()
                     .push(insertion.ts);
                 let truth = Truth {
-                    transaction_id: record.transaction_id.clone(),
-                    payload: record.payload.clone(),
+                    transaction_id: Arc::clone(&record.transaction_id),
+                    payload: Arc::clone(&record.payload),
                     life: partition.id.as_u128(),
                     order: self.order,
                     broken,
@@ -293,6 +296,7 @@ impl Log {
                 ts: insertion.ts,
                 records: insertion.records,
                 stored,
+                bodies: Default::default(),
             });
             if insertion.ts >= self.promised {
                 visible.push((insertion.queue, insertion.ts));
@@ -555,8 +559,8 @@ mod tests {
     fn records(count: usize) -> Vec<NewRecord> {
         vec![
             NewRecord {
-                transaction_id: "t".to_owned(),
-                payload: "1".to_owned()
+                transaction_id: "t".into(),
+                payload: "1".into()
             };
             count
         ]

@@ -17,7 +17,8 @@ pub struct Object {
 #[derive(Debug, Default)]
 struct Upload {
     key: String,
-    parts: BTreeMap<u16, Bytes>,
+    /// With the MD5 of each.
+    parts: BTreeMap<u16, (Bytes, [u8; 16])>,
     /// The process that was told of it.
     owner: Option<String>,
     /// Whether its owner has tried to abort it.
@@ -59,9 +60,9 @@ impl Objects {
             .uploads
             .get_mut(id)
             .filter(|upload| upload.key == key)?;
-        let etag = format!("\"{}\"", hex::encode(md5_of(&part)));
-        upload.parts.insert(number, part);
-        Some(etag)
+        let digest = md5_of(&part);
+        upload.parts.insert(number, (part, digest));
+        Some(format!("\"{}\"", hex::encode(digest)))
     }
 
     /// What completing an upload of `etags` makes visible: content and ETag. `None` when the upload is not
@@ -71,13 +72,12 @@ impl Objects {
         let mut content = Vec::new();
         let mut digests = Vec::new();
         for (number, etag) in (1u16..).zip(etags) {
-            let part = upload.parts.get(&number)?;
-            let digest = md5_of(part);
+            let (part, digest) = upload.parts.get(&number)?;
             if etag.trim_matches('"') != hex::encode(digest) {
                 return None;
             }
             content.extend_from_slice(part);
-            digests.extend_from_slice(&digest);
+            digests.extend_from_slice(digest);
         }
         self.uploads.remove(id);
         let etag = format!("{}-{}", hex::encode(md5_of(&digests)), etags.len());

@@ -65,9 +65,47 @@ pub fn document(queue: &str, name: &str) -> String {
     format!("s3:{SINK}:{}:{name}", encoded(queue))
 }
 
-/// Where the data of `queue` lies.
-pub fn data_root(queue: &str) -> String {
-    format!("{PREFIX}/{SINK}/queue={}/", encoded(queue))
+/// What everything of a queue's lake starts with.
+#[derive(Debug, Default)]
+pub struct Roots {
+    data: String,
+    sidecars: String,
+    /// Of its documents in the key/value store.
+    pub documents: String,
+}
+
+impl Roots {
+    /// Those of `queue`.
+    pub fn of(queue: &str) -> Self {
+        let encoded = encoded(queue);
+        Self {
+            data: format!("{PREFIX}/{SINK}/queue={encoded}/"),
+            sidecars: format!("{PREFIX}/_queen/{SINK}/{encoded}/"),
+            documents: format!("s3:{SINK}:{encoded}:"),
+        }
+    }
+
+    /// What `key` names of the lake, if it is one of its keys.
+    pub fn named(&self, key: &str) -> Option<Named> {
+        if let Some(rest) = key.strip_prefix(&self.sidecars) {
+            let number = |digits: &str| (digits.len() == 10).then(|| digits.parse().ok()).flatten();
+            if let Some(rest) = rest.strip_prefix("windows/") {
+                return number(rest.strip_suffix(".json")?).map(Named::Manifest);
+            }
+            let rest = rest
+                .strip_prefix("checkpoint/")?
+                .strip_suffix(".json.zst")?;
+            return number(rest).map(Named::Checkpoint);
+        }
+        let rest = key.strip_prefix(&self.data)?;
+        let file = rest.rsplit('/').next()?.strip_prefix("w-")?;
+        let mut numbers = file.split(['-', '.']);
+        Some(Named::Data {
+            k: numbers.next()?.parse().ok()?,
+            start: numbers.next()?.parse().ok()?,
+            end: numbers.next()?.parse().ok()?,
+        })
+    }
 }
 
 /// Key of window `k`'s manifest.
@@ -80,7 +118,7 @@ pub fn manifest(queue: &str, k: u64) -> String {
 
 /// Key of a window's data.
 pub fn data(
-    queue: &str,
+    roots: &Roots,
     k: u64,
     start: i64,
     end: i64,
@@ -106,31 +144,8 @@ pub fn data(
         .unwrap_or_default();
     format!(
         "{}{day}/{hour}w-{k:010}-{start:016}-{end:016}{partition}.{extension}",
-        data_root(queue)
+        roots.data
     )
-}
-
-/// What `key` names of `queue`'s lake, if it is one of its keys.
-pub fn named(queue: &str, key: &str) -> Option<Named> {
-    let sidecar = format!("{PREFIX}/_queen/{SINK}/{}/", encoded(queue));
-    if let Some(rest) = key.strip_prefix(&sidecar) {
-        let number = |digits: &str| (digits.len() == 10).then(|| digits.parse().ok()).flatten();
-        if let Some(rest) = rest.strip_prefix("windows/") {
-            return number(rest.strip_suffix(".json")?).map(Named::Manifest);
-        }
-        let rest = rest
-            .strip_prefix("checkpoint/")?
-            .strip_suffix(".json.zst")?;
-        return number(rest).map(Named::Checkpoint);
-    }
-    let rest = key.strip_prefix(&data_root(queue))?;
-    let file = rest.rsplit('/').next()?.strip_prefix("w-")?;
-    let mut numbers = file.split(['-', '.']);
-    Some(Named::Data {
-        k: numbers.next()?.parse().ok()?,
-        start: numbers.next()?.parse().ok()?,
-        end: numbers.next()?.parse().ok()?,
-    })
 }
 
 #[cfg(test)]
@@ -147,8 +162,9 @@ mod tests {
             layout: Layout::Merged,
             align: Align::Hour,
         };
+        let roots = Roots::of("a/b");
         let key = data(
-            "a/b",
+            &roots,
             7,
             1_772_323_199_000_000,
             1_772_323_200_000_000,
@@ -165,9 +181,9 @@ mod tests {
             start: 1_772_323_199_000_000,
             end: 1_772_323_200_000_000,
         };
-        assert_eq!(named("a/b", &key), Some(window));
-        assert_eq!(named("a/b", &manifest("a/b", 3)), Some(Named::Manifest(3)));
-        assert_eq!(named("other", &key), None);
+        assert_eq!(roots.named(&key), Some(window));
+        assert_eq!(roots.named(&manifest("a/b", 3)), Some(Named::Manifest(3)));
+        assert_eq!(Roots::of("other").named(&key), None);
         assert_eq!(encoded(".."), "%2E%2E");
         assert_eq!(encoded(&"ü".repeat(100)).len(), 180 + 33);
     }

@@ -42,17 +42,29 @@ impl Store {
         for operation in operations {
             check(operation)?;
         }
-        let mut after = self.clone();
+        let version = self.version;
         let mut results = Vec::with_capacity(operations.len());
+        let mut former = Vec::new();
         for (index, operation) in operations.iter().enumerate() {
-            let mut result = after.operation(operation, now);
+            let key = operation.key.as_ref().filter(|_| operation.op.is_write());
+            if let Some(key) = key {
+                let at = (operation.ns.clone(), key.clone());
+                former.push((self.rows.get(&at).cloned(), at));
+            }
+            let mut result = self.operation(operation, now);
             result.index = index;
             if operation.required == Some(true) && result.applied == Some(false) {
+                for (row, at) in former.into_iter().rev() {
+                    match row {
+                        Some(row) => self.rows.insert(at, row),
+                        None => self.rows.remove(&at),
+                    };
+                }
+                self.version = version;
                 return Ok(KvAnswer::RolledBack(Some(index)));
             }
             results.push(result);
         }
-        *self = after;
         Ok(KvAnswer::Done(results))
     }
 

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io::Read as _;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use flate2::read::GzDecoder;
@@ -35,9 +36,9 @@ pub enum Body {
     /// The columns of its row.
     Row {
         /// Transaction id.
-        transaction_id: String,
+        transaction_id: Arc<str>,
         /// Payload; `None` for null.
-        payload: Option<String>,
+        payload: Option<Arc<str>>,
     },
 }
 
@@ -124,9 +125,9 @@ fn rows(content: &Bytes, queue: &str, codec: Compression) -> Result<Vec<Line>, S
             Ok(Line {
                 key: (ts, partition, row.get_long(1).map_err(wrong)?),
                 body: Body::Row {
-                    transaction_id: row.get_string(2).map_err(wrong)?.clone(),
+                    transaction_id: row.get_string(2).map_err(wrong)?.as_str().into(),
                     payload: match row.get_column_iter().nth(4) {
-                        Some((_, Field::Str(payload))) => Some(payload.clone()),
+                        Some((_, Field::Str(payload))) => Some(payload.as_str().into()),
                         Some((_, Field::Null)) => None,
                         other => return Err(format!("a payload is {other:?}")),
                     },
@@ -140,8 +141,8 @@ fn rows(content: &Bytes, queue: &str, codec: Compression) -> Result<Vec<Line>, S
 pub fn expected_body(key: &RecordKey, truth: &Truth, format: Format) -> Body {
     if format == Format::Parquet {
         return Body::Row {
-            transaction_id: truth.transaction_id.clone(),
-            payload: Some(truth.payload.clone()).filter(|payload| payload != "null"),
+            transaction_id: Arc::clone(&truth.transaction_id),
+            payload: Some(Arc::clone(&truth.payload)).filter(|payload| &**payload != "null"),
         };
     }
     let (ts, partition, offset) = key;
@@ -149,7 +150,7 @@ pub fn expected_body(key: &RecordKey, truth: &Truth, format: Format) -> Body {
     let payload = if memchr2(b'\r', b'\n', truth.payload.as_bytes()).is_some() {
         Cow::from(truth.payload.replace(['\r', '\n'], " "))
     } else {
-        Cow::from(&truth.payload)
+        Cow::from(&*truth.payload)
     };
     Body::Text(format!(
         "{{\"partition\":{},\"offset\":{offset},\"transactionId\":{},\"ts\":\"{}\",\"payload\":{}}}",

@@ -37,7 +37,7 @@ impl Lake {
             _ => None,
         };
         must!(!records.is_empty(), "{key} holds no record");
-        let spelled = spelling::data(&self.queue, k, start, end, shape, partition.as_deref());
+        let spelled = spelling::data(&self.roots, k, start, end, shape, partition.as_deref());
         must!(key == spelled, "{key} should be spelled {spelled}");
         let Some(queue) = log.queues.get_mut(&self.queue) else {
             return Err(format!("{key} of a queue that does not exist"));
