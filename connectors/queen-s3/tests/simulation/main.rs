@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use world::run::{Broken, Report, run};
+use world::visits::Situation;
 
 /// Seeds of an ordinary run.
 const SEEDS: u64 = 500;
@@ -144,6 +145,16 @@ fn the_lake_stays_whole_whatever_happens() {
             / 3_600.0,
         taken.as_secs_f64(),
     );
+    let met = |situation: Situation| {
+        let met = reports
+            .iter()
+            .filter(|report| report.visits.of(situation) > 0);
+        met.count()
+    };
+    println!("seeds in which");
+    for situation in Situation::ALL {
+        println!("{:>7} {}", met(*situation), situation.text());
+    }
     for failure in &broken {
         eprintln!("{failure}");
         if let Some((_, met)) = KEPT.iter().find(|(seed, _)| *seed == failure.seed) {
@@ -156,6 +167,15 @@ fn the_lake_stays_whole_whatever_happens() {
         "the invariants broke under seeds {failed:?}"
     );
     if seeds.len() as u64 >= SEEDS {
+        let unmet: Vec<&str> = Situation::ALL
+            .iter()
+            .filter(|situation| met(**situation) == 0)
+            .map(|situation| situation.text())
+            .collect();
+        assert!(
+            unmet.is_empty(),
+            "no seed meets what the simulation is to prove something of: {unmet:#?}"
+        );
         let ordinary = taken.mul_f64(SEEDS as f64 / seeds.len() as f64);
         let bound = SEEDS_WITHIN * u32::try_from(cores()).unwrap_or(u32::MAX) * SLOWER;
         assert!(

@@ -91,6 +91,8 @@ pub struct Answer {
     pub form: Form,
     /// Its body.
     pub body: Vec<u8>,
+    /// Whether a segment of it cannot be read.
+    pub damaged: bool,
     /// Whether the body tells the lives that were read.
     pub tells_lives: bool,
     /// By entry, the life that was read.
@@ -205,6 +207,8 @@ pub fn fetch_answer(
     let answer = Answer {
         form,
         body,
+        // In an entry, the one in the middle of those answered.
+        damaged: limits.damaged && found.iter().any(|found| !found.segments.is_empty()),
         tells_lives: named == Named::Lives,
         lives,
     };

@@ -19,6 +19,7 @@ use super::checker::Batch;
 use super::network::{Failure, Link};
 use super::scenario::{Answers, Lives};
 use super::sight::Shown;
+use super::visits::Situation;
 use super::{State, World, writers};
 
 #[async_trait]
@@ -65,6 +66,9 @@ impl Broker for Link {
             let last = answer.body.len() as i64 - 1;
             cut.then(|| usize::try_from(state.dice.between(0, last)).unwrap_or(0))
         });
+        if cut.is_some() {
+            self.world.met(Situation::BodyCut);
+        }
         // No body that is cut reads as a whole one: its last byte is what ends it.
         let cut = |body: Vec<u8>| {
             let body = Bytes::from(body);
@@ -159,6 +163,9 @@ impl Broker for Link {
                         let who = &process.name;
                         let (answer, verdict) = world.with(|state| {
                             let answer = state.store.batch(&operations, now);
+                            if let Ok(KvAnswer::RolledBack(_)) = &answer {
+                                state.checker.fence_lost(&operations);
+                            }
                             let applied = matches!(answer, Ok(KvAnswer::Done(_)));
                             let verdict = if let (true, Ok(KvAnswer::Done(results))) =
                                 (applied, &answer)
@@ -274,7 +281,23 @@ async fn answer_fetch(world: &World, request: &FetchRequest) -> Answer {
                 extra: dice.chance(0.3),
                 damaged: !state.calm && dice.chance(scenario.error_rate / 10.0),
             };
-            fetch_answer(&state.log, request, limits, (form, named))
+            let (answer, settled) = fetch_answer(&state.log, request, limits, (form, named));
+            if settled {
+                state.checker.visits.met(match form {
+                    Form::Json => Situation::Lines,
+                    Form::Segments => Situation::Segments,
+                    Form::Described => Situation::Described,
+                });
+                match named {
+                    Named::Lives => {}
+                    Named::Nothing => state.checker.visits.met(Situation::LivesUntold),
+                    Named::Foreign(_) => state.checker.visits.met(Situation::ForeignLives),
+                }
+                if answer.damaged {
+                    state.checker.visits.met(Situation::Unreadable);
+                }
+            }
+            (answer, settled)
         });
         if settled || Instant::now() >= until {
             return answer;
@@ -288,6 +311,9 @@ async fn answer_changed(world: &World, request: Option<&ChangedRequest>) -> (Cha
     let now = world.broker_now();
     let (safe, degraded, gap) = world.with(|state| {
         let (safe, degraded) = state.log.safe_time(now);
+        if degraded {
+            state.checker.visits.met(Situation::Degraded);
+        }
         let slow = !state.calm && state.dice.chance(0.05);
         (
             safe,

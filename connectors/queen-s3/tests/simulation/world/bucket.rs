@@ -15,6 +15,7 @@ use super::doubt::{Counted, counted};
 use super::network::{Failure, Link};
 use super::objects::{Object, md5_of};
 use super::scenario::ETags;
+use super::visits::Situation;
 
 /// Bytes that a download hands out at a time.
 const CHUNK: usize = 700;
@@ -238,6 +239,7 @@ impl Bucket for Link {
                         expire(&world, &id);
                         let object = world.with(|state| state.objects.complete(&key, &id, &etags));
                         object.map(|mut object| {
+                            world.met(Situation::InParts);
                             let counted = counted(&world, &mut object);
                             show(&world, &who, &key, object);
                             counted
@@ -329,6 +331,7 @@ fn expire(world: &World, id: &str) {
         expires
     });
     if expires {
+        world.met(Situation::Expired);
         world.note(format_args!("{id} expires"));
     }
 }

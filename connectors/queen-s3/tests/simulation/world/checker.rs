@@ -7,7 +7,7 @@ use bytes::Bytes;
 use queen_protocol::kv::{KvOpKind, KvOperation, KvResult};
 use queen_s3::lake::documents::{CommitPointer, Intent, LeaseDocument};
 use queen_s3::lake::manifest::{Manifest, OffsetRange};
-use queen_s3::lake::{Align, Layout, Shape};
+use queen_s3::lake::{Align, Format, Layout, Shape};
 use queen_s3::time::Micros;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -18,6 +18,7 @@ use super::objects::Objects;
 use super::scenario::Scenario;
 use super::sight::Sight;
 use super::spelling::{self, Named, Roots};
+use super::visits::{Situation, Visits};
 use super::window::{expected_body, lines};
 use documents::{fenced, lease, read};
 
@@ -59,16 +60,18 @@ pub struct Checker {
     pub windows: u64,
     /// Moves of a pointer without a window.
     pub idle_moves: u64,
+    /// What the run has met.
+    pub visits: Visits,
 }
 
 /// What is known of one queue's lake.
 #[derive(Default)]
 struct Lake {
     queue: String,
+    roots: Roots,
     /// Whether listings tell the lives of a partition apart.
     ids: bool,
     start: Option<i64>,
-    roots: Roots,
     pointer: Option<CommitPointer>,
     lineage: Option<String>,
     intents: BTreeMap<u64, Intent>,
@@ -92,10 +95,10 @@ impl Checker {
     pub fn new(scenario: &Scenario) -> Self {
         let lake = |queue: &String| {
             let lake = Lake {
+                roots: Roots::of(queue),
                 queue: queue.clone(),
                 ids: scenario.ids,
                 closed: i64::MIN,
-                roots: Roots::of(queue),
                 ..Lake::default()
             };
             (queue.clone(), lake)
@@ -108,6 +111,7 @@ impl Checker {
             damaged: BTreeSet::new(),
             windows: 0,
             idle_moves: 0,
+            visits: Visits::default(),
         }
     }
 
@@ -197,6 +201,7 @@ impl Checker {
         });
         if fits && !self.damaged.contains(key) {
             self.sight(who, &queue).restored(&document);
+            self.visits.met(Situation::Restored);
         }
     }
 
@@ -368,7 +373,15 @@ impl Checker {
                     let none = Sight::default();
                     let sight = sight.unwrap_or(&none);
                     let again = former.is_some();
-                    return lake.manifest((key, k), content, again, log, objects, sight);
+                    lake.manifest((key, k), content, again, log, objects, sight)?;
+                    if let Some(manifest) = lake.manifests.get(&k).filter(|_| !again) {
+                        let (late, lost) = (&manifest.late, &manifest.lost);
+                        self.visits
+                            .met_times(Situation::LateRecords, late.len() as u64);
+                        self.visits
+                            .met_times(Situation::LostRecords, lost.len() as u64);
+                    }
+                    return Ok(());
                 }
                 Named::Checkpoint(k) => {
                     self.damaged.remove(key);
@@ -411,11 +424,23 @@ impl Checker {
             );
             if document == "lease" {
                 lease(operation, self.lease_ttl_s)?;
-                lake.holder(operation)?;
+                let former = lake.holder(operation)?;
                 if operation.op != KvOpKind::Delete {
                     leases.push(lake.queue.clone());
                     // A refresh insists on its version, a claim looks whether it won.
-                    claimed.extend(operation.required.is_none().then(|| lake.queue.clone()));
+                    if operation.required.is_none() {
+                        claimed.push(lake.queue.clone());
+                        match former {
+                            Some(former) if Some(&former) == lake.holder.as_ref() => {
+                                self.visits.met(Situation::ClaimedAgain);
+                            }
+                            Some(_) => self.visits.met(Situation::TakenOver),
+                            None => {}
+                        }
+                        if let Some(found) = lake.under_way() {
+                            self.visits.met(found);
+                        }
+                    }
                 }
                 continue;
             }
@@ -435,6 +460,14 @@ impl Checker {
                     let moved = lake.pointer.as_ref().map_or(0, |pointer| pointer.k);
                     let moved = moved.saturating_sub(windows);
                     self.windows += moved;
+                    if let Some(shape) = lake.shape(windows + 1).filter(|_| moved == 1) {
+                        self.visits.met(match (shape.format, shape.layout) {
+                            (Format::Jsonl, Layout::Merged) => Situation::LinesMerged,
+                            (Format::Jsonl, Layout::PerPartition) => Situation::LinesApart,
+                            (Format::Parquet, Layout::Merged) => Situation::RowsMerged,
+                            (Format::Parquet, Layout::PerPartition) => Situation::RowsApart,
+                        });
+                    }
                     self.idle_moves += u64::from(moved == 0);
                 }
                 _ => return Err(format!("{} writes the unknown key {key}", batch.who)),
@@ -444,6 +477,18 @@ impl Checker {
             self.reading_begins(batch.who, &queue, log);
         }
         Ok(leases)
+    }
+
+    /// A batch was rolled back: who sent it does not own the queue any more.
+    pub fn fence_lost(&mut self, operations: &[KvOperation]) {
+        let written = operations.iter().rfind(|operation| operation.op.is_write());
+        let key = written.and_then(|operation| operation.key.as_deref());
+        let document = key.and_then(|key| key.rsplit(':').next());
+        self.visits.met(match document {
+            Some("intent") => Situation::FenceAtIntent,
+            Some("committed") => Situation::FenceAtCommit,
+            _ => Situation::FenceAtLease,
+        });
     }
 
     /// Every record is in its lake, or was deleted before it got there.

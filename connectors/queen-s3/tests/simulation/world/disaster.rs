@@ -20,6 +20,7 @@ use super::network::{Link, Process};
 use super::objects::{Object, md5_of};
 use super::spelling::{self, PREFIX, SINK};
 use super::store::Store;
+use super::visits::Situation;
 use super::{State, World};
 
 /// Time in which every request that is on its way has landed, beside the slowest one's own.
@@ -64,6 +65,7 @@ pub async fn strike(world: Arc<World>) {
             match state.dice.between(0, 3) {
                 0 => {
                     state.store.restore(&snapshot);
+                    state.checker.visits.met(Situation::StoreOlder);
                     for queue in &world.scenario.queues {
                         replaced(state, queue, now);
                     }
@@ -74,6 +76,7 @@ pub async fn strike(world: Arc<World>) {
                         state.store.remove(&spelling::document(queue, name));
                     }
                     replaced(state, queue, now);
+                    state.checker.visits.met(Situation::DocumentsLost);
                     format!("the documents of {queue} are lost")
                 }
                 2 => plant(state, queue),
@@ -139,6 +142,7 @@ fn plant(state: &mut State, queue: &str) -> String {
         .insert(key.clone(), Object { bytes, etag });
     let event = format!("another lake's manifest lies at {key}");
     state.checker.foreign(queue, Some(key.clone()));
+    state.checker.visits.met(Situation::ForeignManifest);
     state.planted = Some((queue.to_owned(), key));
     event
 }
@@ -172,6 +176,7 @@ pub async fn operate(world: Arc<World>) {
             let Some((k, keys)) = world.with(|state| state.checker.unnamed(queue)) else {
                 continue;
             };
+            world.met(Situation::Unnamed);
             for key in keys {
                 world.note(format_args!("the operator moves {key} away"));
                 world.with(|state| {
@@ -216,7 +221,10 @@ async fn try_adopt(world: &Arc<World>, queue: &str, round: u64) {
         () = process.crashed.notified() => {}
         () = world.down.becomes(true) => {}
         adopted = process.gate.hold(adopt(&store, &lake, &owner)) => match adopted {
-            Ok(pointer) => world.note(format_args!("adopted {queue} at window {}", pointer.k)),
+            Ok(pointer) => {
+                world.met(Situation::Adopted);
+                world.note(format_args!("adopted {queue} at window {}", pointer.k));
+            }
             Err(error) => world.note(format_args!("adopting {queue} comes to nothing: {error}")),
         }
     }

@@ -23,6 +23,7 @@ pub mod sink;
 pub mod spelling;
 pub mod store;
 pub mod verified;
+pub mod visits;
 pub mod window;
 pub mod writers;
 
@@ -43,6 +44,7 @@ use log::Log;
 use objects::Objects;
 use scenario::Scenario;
 use store::Store;
+use visits::Situation;
 
 /// Events kept to explain a failure.
 const TRACE_KEPT: usize = 120;
@@ -166,6 +168,11 @@ impl World {
             });
             self.broken.notify_one();
         }
+    }
+
+    /// Counts a situation that is met.
+    pub fn met(&self, situation: Situation) {
+        self.with(|state| state.checker.visits.met(situation));
     }
 
     /// Counts a call; a run that makes too many of them fails.

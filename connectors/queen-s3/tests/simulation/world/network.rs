@@ -16,6 +16,7 @@ use super::World;
 use super::dice::Dice;
 use super::gate::Gate;
 use super::scenario::Scenario;
+use super::visits::Situation;
 
 /// What a call does in the world, possibly more than once.
 pub type Effect<T> = Arc<dyn Fn(Arc<World>) -> BoxFuture<'static, T> + Send + Sync>;
@@ -144,6 +145,9 @@ impl Link {
         if doomed {
             pending::<()>().await;
         }
+        if let Some(situation) = fate.situation() {
+            self.world.met(situation);
+        }
         let outcome = match fate {
             Fate::Answered => {
                 let answer = self.send(there, streamed, &effect).await;
@@ -246,6 +250,18 @@ fn way(dice: &mut Dice, scenario: &Scenario, calm: bool) -> Duration {
 }
 
 impl Fate {
+    fn situation(&self) -> Option<Situation> {
+        match self {
+            Self::Answered | Self::Late { lands: None, .. } => None,
+            Self::Refused(_) => Some(Situation::Refused),
+            Self::AnswerLost(_) => Some(Situation::AnswerLost),
+            Self::Late { lands: Some(_), .. } => Some(Situation::Late),
+            Self::Twice { .. } => Some(Situation::Twice),
+            Self::Crash { lands: None } => Some(Situation::Crashed),
+            Self::Crash { lands: Some(_) } => Some(Situation::CrashedAfterwards),
+        }
+    }
+
     fn draw(dice: &mut Dice, scenario: &Scenario, calm: bool, streamed: bool) -> Self {
         if calm {
             return Self::Answered;

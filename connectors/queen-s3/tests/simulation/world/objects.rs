@@ -110,6 +110,12 @@ impl Objects {
         open.map(|upload| &*upload.key).collect()
     }
 
+    /// How many uploads are open of processes that are gone, or that nobody knows of.
+    pub fn abandoned(&self, lives: impl Fn(&str) -> bool) -> usize {
+        let gone = |upload: &&Upload| !upload.owner.as_deref().is_some_and(&lives);
+        self.uploads.values().filter(gone).count()
+    }
+
     /// Forgets an upload: it is aborted, or has expired.
     pub fn abort(&mut self, id: &str) {
         self.uploads.remove(id);

@@ -13,6 +13,7 @@ use super::clock::MachineClock;
 use super::network::{Link, Process};
 use super::scenario::Configuration;
 use super::sink;
+use super::visits::Situation;
 
 /// What is known of a process at its start.
 pub struct Start {
@@ -92,6 +93,7 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
             trouble = trouble(world) => match trouble {
                 Trouble::Crash => {
                     world.note(format_args!("{} is killed", process.name));
+                    world.met(Situation::Killed);
                     break;
                 }
                 Trouble::Pause(pause) => {
@@ -101,6 +103,7 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
                     let _ = timeout(pause, world.calm.becomes(true)).await;
                     world.note(format_args!("{} runs on", process.name));
                     process.gate.resume();
+                    world.met(Situation::Paused);
                 }
                 Trouble::Stop(grace) => {
                     world.note(format_args!("{} is told to stop", process.name));
@@ -108,8 +111,14 @@ async fn live(world: &Arc<World>, slot: usize, life: u64) {
                     let ended = tokio::select! {
                         biased;
                         () = process.crashed.notified() => "crashed instead",
-                        () = &mut running => "stopped",
-                        () = sleep(grace) => "killed after its grace",
+                        () = &mut running => {
+                            world.met(Situation::Stopped);
+                            "stopped"
+                        }
+                        () = sleep(grace) => {
+                            world.met(Situation::Overdue);
+                            "killed after its grace"
+                        }
                     };
                     world.note(format_args!("{} {ended}", process.name));
                     break;

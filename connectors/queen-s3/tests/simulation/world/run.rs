@@ -9,6 +9,7 @@ use tokio::time::sleep;
 
 use super::scenario::Scenario;
 use super::verified::verified;
+use super::visits::{Situation, Visits};
 use super::{State, World, disaster, process, writers};
 
 /// Lag allowed once all is well: the longest window (30 s), the broker's guard and the sink's
@@ -42,6 +43,8 @@ pub struct Report {
     pub stopped: u64,
     /// Completed uploads whose parts the store counted wrong.
     pub miscounted: u64,
+    /// What was met, and how often.
+    pub visits: Visits,
     /// Virtual time.
     pub elapsed: Duration,
 }
@@ -234,9 +237,21 @@ fn report(world: &World) -> Report {
             unannounced: state.checker.unannounced(&state.log),
             stopped: stopped(world, state),
             miscounted: state.doubts.met,
+            visits: visits(world, state),
             elapsed: world.elapsed(),
         }
     })
+}
+
+/// What the run has met, with what only its end shows.
+fn visits(world: &World, state: &State) -> Visits {
+    let mut visits = state.checker.visits.clone();
+    let left = state.objects.abandoned(|who| !state.ended.contains(who));
+    visits.met_times(Situation::LeftOpen, left as u64);
+    visits.met_times(Situation::Miscounted, state.doubts.met);
+    visits.met_times(Situation::IdleMove, state.checker.idle_moves);
+    visits.met_times(Situation::Contradicted, stopped(world, state));
+    visits
 }
 
 fn stopped(world: &World, state: &State) -> u64 {

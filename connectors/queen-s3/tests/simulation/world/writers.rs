@@ -11,6 +11,7 @@ use super::bodies::{partition_name, record};
 use super::dice::Dice;
 use super::objects::md5_of;
 use super::scenario::Scenario;
+use super::visits::Situation;
 use super::{State, World, spelling};
 
 /// Longest time that a transaction whose session is hidden stays open, ms: the broker's time-outs
@@ -92,6 +93,7 @@ async fn transaction(world: Arc<World>, number: u64) {
         let dice = &mut state.dice;
         let visible = state.log.commit(transaction, || dice.bits());
         for (queue, record) in state.log.take_broken() {
+            state.checker.visits.met(Situation::PromiseBroken);
             state.checker.promise_broken(&queue, record, &mut state.log);
         }
         visible
@@ -183,6 +185,9 @@ pub async fn delete(world: Arc<World>) {
                 && state.log.delete_queue(queue, scenario.lives_apart());
             (segments, partition, gone)
         });
+        if segments > 0 {
+            world.met(Situation::Retained);
+        }
         if segments > 0 || partition.is_some() {
             world.note(format_args!(
                 "deleted: {segments} segments, partition {partition:?}"
@@ -193,6 +198,7 @@ pub async fn delete(world: Arc<World>) {
             let pause = world.with(|state| state.dice.millis(0, 90_000));
             sleep(pause).await;
             world.note(format_args!("queue {queue} is made again"));
+            world.met(Situation::QueueRemade);
             world.with(|state| state.log.create_queue(queue));
         }
     }
@@ -217,6 +223,7 @@ pub fn delete_as_it_is_read(world: &World, request: &FetchRequest) {
     });
     if let Some(name) = deleted {
         world.note(format_args!("deleted as it is read: partition {name:?}"));
+        world.met(Situation::EndedAsItWasRead);
     }
 }
 
@@ -236,7 +243,11 @@ fn delete_partition(
         let gap = scenario.lives_apart();
         state.log.delete_partition(queue, name, gap)
     };
+    if deletes {
+        state.checker.visits.met(Situation::PartitionEnded);
+    }
     if deletes && (!scenario.ids || scenario.restless) && state.dice.chance(0.7) {
+        state.checker.visits.met(Situation::Reborn);
         let most = if scenario.restless {
             RESTLESS
         } else {
@@ -273,6 +284,7 @@ pub async fn disturb(world: Arc<World>) {
                 let at = state.dice.between(0, scenario.queues.len() as i64 - 1);
                 let queue = &scenario.queues[usize::try_from(at).unwrap_or(0)];
                 state.store.remove(&spelling::document(queue, "lease"));
+                state.checker.visits.met(Situation::LeaseVanished);
                 return Some(format!("the lease of {queue} vanishes"));
             }
             let step = if scenario.clock_steps_back && state.dice.chance(0.3) {
@@ -283,6 +295,10 @@ pub async fn disturb(world: Arc<World>) {
                 return None;
             };
             state.clock_step += step;
+            state.checker.visits.met(match step < 0 {
+                true => Situation::ClockBack,
+                false => Situation::ClockAhead,
+            });
             Some(format!("the broker's clock jumps by {step} µs"))
         });
         if let Some(event) = event {
@@ -317,6 +333,7 @@ pub async fn damage_checkpoints(world: Arc<World>) {
             let damaged = match dice.between(0, 3) {
                 0 => {
                     state.objects.visible.remove(key);
+                    state.checker.visits.met(Situation::CheckpointLost);
                     return Some(format!("{key} is lost"));
                 }
                 1 => {
@@ -331,6 +348,7 @@ pub async fn damage_checkpoints(world: Arc<World>) {
             object.etag = hex::encode(md5_of(&damaged));
             object.bytes = damaged;
             state.checker.checkpoint_damaged(key);
+            state.checker.visits.met(Situation::CheckpointDamaged);
             Some(format!("{key} is damaged"))
         });
         if let Some(event) = event {

@@ -61,11 +61,23 @@ impl Lake {
         self.foreign.as_ref() == Some(&next)
     }
 
-    /// A lease row that stands is only ever written by the instance that it names.
-    pub(super) fn holder(&mut self, operation: &KvOperation) -> Verdict {
+    /// What there is of the window under way that whoever begins to read meets.
+    pub(super) fn under_way(&self) -> Option<Situation> {
+        let k = self.pointer.as_ref()?.k + 1;
+        self.intents.get(&k)?;
+        let objects = self.windows.get(&k).is_some_and(|keys| !keys.is_empty());
+        Some(match (self.manifests.contains_key(&k), objects) {
+            (true, _) => Situation::Uncommitted,
+            (false, true) => Situation::HalfUp,
+            (false, false) => Situation::Begun,
+        })
+    }
+
+    /// A lease row that stands is only ever written by the instance that it names. Answers the one that
+    /// the row before named.
+    pub(super) fn holder(&mut self, operation: &KvOperation) -> Result<Option<String>, String> {
         if operation.op == KvOpKind::Delete {
-            self.holder = None;
-            return Ok(());
+            return Ok(self.holder.take());
         }
         let document: LeaseDocument = read(operation)?;
         let stood = operation.expect.is_some_and(|version| version > 0);
@@ -77,8 +89,7 @@ impl Lake {
                 document.instance
             );
         }
-        self.holder = Some(document.instance);
-        Ok(())
+        Ok(self.holder.replace(document.instance))
     }
 
     pub(super) fn shape(&self, k: u64) -> Option<Shape> {
