@@ -264,6 +264,12 @@ impl Checker {
         })
     }
 
+    /// Whether some queue has objects of a window without a manifest.
+    pub fn is_half_up(&self) -> bool {
+        let half_up = |lake: &Lake| lake.under_way() == Some(Situation::HalfUp);
+        self.lakes.values().any(half_up)
+    }
+
     /// Whether `queue` is stopped as it must be: the broker broke its promise within the window
     /// under way, so that an object which is up lacks a record that a redo finds.
     pub fn contradicted(&self, queue: &str, log: &Log) -> bool {

@@ -30,7 +30,7 @@ const ROUNDS: Duration = Duration::from_secs(10);
 /// How long another lake's manifest lies beside this one's.
 const FOREIGN: Duration = Duration::from_secs(30);
 
-/// How often, and at which pauses, a window under way is looked for.
+/// How often, and at which pauses, a moment is looked for.
 const TRIES: u32 = 1_000;
 const TRY: Duration = Duration::from_millis(10);
 
@@ -49,9 +49,14 @@ pub async fn strike(world: Arc<World>) {
             return;
         }
         if world.with(|state| state.dice.chance(0.5)) {
-            amid_a_window(&world).await;
+            if !world.with(|state| state.dice.chance(0.4)) {
+                until(&world, |state| state.checker.amid_a_window()).await;
+            }
             snapshot = world.with(|state| state.store.clone());
             continue;
+        }
+        if world.with(|state| state.own.chance(0.5)) {
+            until(&world, |state| state.checker.is_half_up()).await;
         }
         world.note(format_args!("every process is killed"));
         world.down.set(true);
@@ -88,13 +93,11 @@ pub async fn strike(world: Arc<World>) {
     }
 }
 
-/// Waits a while for a window under way: a store that comes back with its intent is the rarest.
-async fn amid_a_window(world: &World) {
-    if world.with(|state| state.dice.chance(0.4)) {
-        return;
-    }
+/// Waits a while for what `holds`: a store that comes back with an intent is rare, and one that comes back
+/// without that of objects which are up.
+async fn until(world: &World, holds: impl Fn(&State) -> bool) {
     for _ in 0..TRIES {
-        if world.with(|state| state.checker.amid_a_window()) {
+        if world.with(|state| holds(state)) {
             return;
         }
         sleep(TRY).await;
