@@ -279,6 +279,14 @@ impl Task {
                     if !std::mem::replace(&mut was_held, true) {
                         info!(queue = %self.queue, %instance, "queue is held by another instance");
                     }
+                    if !self.status.present.load(Relaxed) {
+                        tokio::select! {
+                            biased;
+                            () = stop.cancelled() => return,
+                            // Nothing of this process sees whether it is back.
+                            _ = self.look() => {}
+                        }
+                    }
                     self.pause(owner.ttl, stop).await;
                     continue;
                 }
@@ -350,6 +358,13 @@ impl Task {
     /// and again until that ends is not worth a line each time.
     fn is_repeating(&self) -> bool {
         self.status.stopped.load(Relaxed) || !self.status.present.load(Relaxed)
+    }
+
+    /// Notes that the broker says that the queue is there.
+    fn is_there(&self) {
+        if !self.status.present.swap(true, Relaxed) {
+            info!(queue = %self.queue, "the queue is there now");
+        }
     }
 
     /// Notes that nothing stops the queue any more.
@@ -470,6 +485,7 @@ impl Task {
             biased;
             lost = fence.keep() => End::Lost(lost),
             end = work => end,
+            never = self.look_again() => match never {},
         }
     }
 }

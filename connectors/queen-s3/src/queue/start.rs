@@ -1,5 +1,8 @@
 //! Starting a queue: the first pointer, and whether pointer and bucket tell the same story.
 
+use std::convert::Infallible;
+use std::sync::atomic::Ordering::Relaxed;
+
 use serde_json::Map;
 use tracing::{info, warn};
 use uuid::Uuid;
@@ -11,7 +14,7 @@ use crate::config::Start;
 use crate::lake::documents::{CommitPointer, Intent};
 use crate::lake::manifest::Manifest;
 use crate::lake::{Align, Shape};
-use crate::limits::{LISTED_HOURS, SIDECAR_BYTES};
+use crate::limits::{LISTED_HOURS, SIDECAR_BYTES, UNKNOWN_QUEUE_RETRY};
 use crate::observe::sampled::Sampled;
 use crate::ownership::{Fence, Owned};
 use crate::time::Micros;
@@ -140,7 +143,7 @@ impl Task {
     }
 
     /// Looks whether the queue is there, until there is an answer; its `safeTime`.
-    async fn look(&self) -> Result<Micros, End> {
+    pub(super) async fn look(&self) -> Result<Micros, End> {
         let request = ChangedRequest {
             queue: self.queue.clone(),
             since: None,
@@ -155,7 +158,10 @@ impl Task {
                 Ok(answer) if answer.error == Some(EntryError::UnknownQueue) => {
                     return Err(End::Absent(answer.safe_time));
                 }
-                Ok(answer) => return Ok(answer.safe_time),
+                Ok(answer) => {
+                    self.is_there();
+                    return Ok(answer.safe_time);
+                }
                 Err(error) => {
                     if let Some(suppressed) = sampled.failure() {
                         let queue = &self.queue;
@@ -165,6 +171,17 @@ impl Task {
                 }
             }
         }
+    }
+
+    /// Looks once a minute whether a queue that was not there is back, where nothing else may tell: one
+    /// that stands still then must not be taken for one that is gone. Never ends.
+    pub(super) async fn look_again(&self) -> Infallible {
+        while !self.status.present.load(Relaxed) {
+            tokio::time::sleep(UNKNOWN_QUEUE_RETRY).await;
+            // That it is still gone changes nothing.
+            let _ = self.look().await;
+        }
+        std::future::pending().await
     }
 
     /// The standing of a queue whose pointer is `pointer`. Other implementations write none of a

@@ -10,7 +10,7 @@ use queen_s3::lake::{Compression, Format};
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
-use crate::bucket::MemoryBucket;
+use crate::bucket::{Do, MemoryBucket};
 use crate::bytes::interrupted;
 use crate::history::records;
 use crate::lines::Lines;
@@ -21,6 +21,7 @@ use crate::{HOUR, SECOND, TEN, in_virtual_time};
 const QUEUE: &str = "orders";
 const POINTER: &str = "s3:main:orders:committed";
 const INTENT: &str = "s3:main:orders:intent";
+const LAG: &str = "queen_s3_lag_seconds{queue=\"orders\"}";
 
 fn payload(_: &str, offset: i64) -> String {
     offset.to_string()
@@ -317,5 +318,64 @@ fn a_stop_lets_a_redo_that_reads_come_to_its_end() {
         sink.stop().await;
         assert_eq!(committed(&log, QUEUE).0, 1);
         assert_eq!(records(&bucket), log.records(QUEUE));
+    });
+}
+
+#[test]
+fn a_queue_that_is_back_is_shown_as_behind_although_nothing_can_be_done_for_it() {
+    // It is idle, or has a window that was interrupted.
+    for open in [false, true] {
+        in_virtual_time(async {
+            let (log, bucket) = (hours(1), Arc::<MemoryBucket>::default());
+            mirrored(&log, &bucket).await;
+            if open {
+                let mut intent = log.document(INTENT).expect("that of the window");
+                intent["k"] = 2.into();
+                intent["tStart"] = (TEN + HOUR).into();
+                intent["tEnd"] = (TEN + 2 * HOUR).into();
+                log.put_back(INTENT, intent);
+            }
+            log.deny(true);
+            let sink = Sink::start(&log, &bucket, &[QUEUE], &Options::new());
+            let status = sink.status.queue(QUEUE);
+            eventually("it is gone", || !status.present.load(Relaxed)).await;
+            sleep(Duration::from_secs(900)).await;
+            assert!(sink.health().ok && sink.shown(LAG).is_none());
+            bucket.plan(|asked| match asked.operation {
+                "get" => Do::Refuse(503, "SlowDown", None),
+                _ => Do::Go,
+            });
+            if open {
+                let asked = bucket.asked("get", "").len();
+                eventually("a look", || bucket.asked("get", "").len() > asked).await;
+            }
+            log.create(QUEUE);
+            log.deny(false);
+            sleep(Duration::from_secs(1_000)).await;
+            assert!(!sink.health().ok, "open: {open}");
+            assert!(sink.shown(LAG).is_some(), "open: {open}");
+            assert_eq!(committed(&log, QUEUE).0, 1);
+            sink.stop().await;
+        });
+    }
+}
+
+#[test]
+fn a_queue_that_another_instance_holds_is_there_as_soon_as_the_broker_says_so() {
+    in_virtual_time(async {
+        let (log, bucket) = (hours(1), Arc::<MemoryBucket>::default());
+        mirrored(&log, &bucket).await;
+        log.deny(true);
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &Options::new());
+        let status = sink.status.queue(QUEUE);
+        eventually("it is gone", || !status.present.load(Relaxed)).await;
+        log.give_away(QUEUE, Duration::from_secs(4 * 3_600));
+        sleep(Duration::from_secs(1_000)).await;
+        assert!(sink.health().ok && sink.shown(LAG).is_none());
+        log.deny(false);
+        sleep(Duration::from_secs(1_000)).await;
+        assert!(!sink.health().ok && sink.shown(LAG).is_some());
+        assert!(!status.owned.load(Relaxed));
+        sink.stop().await;
     });
 }

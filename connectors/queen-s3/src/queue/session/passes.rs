@@ -74,7 +74,10 @@ impl Task {
                         tokio::time::sleep(refused.next(None)).await;
                         continue 'pass;
                     }
-                    None => engine.page(answer.safe_time, &answer.partitions),
+                    None => {
+                        self.is_there();
+                        engine.page(answer.safe_time, &answer.partitions);
+                    }
                 }
                 backoff.reset();
                 if let Some(doubtful) = &mut doubtful {
@@ -197,9 +200,7 @@ impl Session<'_> {
         self.discovery_log.success();
         self.pass_backoff.reset();
         self.doubt_absence();
-        if !self.task.status.present.swap(true, Relaxed) {
-            info!(queue = %self.task.queue, "the queue is there now");
-        }
+        self.task.is_there();
         self.task.note_degraded(answer.degraded);
         self.engine.page(answer.safe_time, &answer.partitions);
         if let (Some(after), Some(pass)) = (answer.next, &mut self.pass) {
