@@ -300,12 +300,19 @@ impl Task {
     /// Gives up the multipart uploads that the work left open. Best effort: a lifecycle rule of the
     /// bucket collects what stays.
     async fn abort_uploads(&self) {
-        let left = std::mem::take(&mut *self.open_uploads());
-        for (key, upload_id) in left {
+        let next = || self.open_uploads().first().cloned();
+        while let Some((key, upload_id)) = next() {
             if let Err(error) = self.context.bucket.abort_multipart(&key, &upload_id).await {
                 debug!(queue = %self.queue, %error, "a multipart upload could not be given up");
             }
+            // Who drops this before the answer leaves it to be asked again.
+            self.closed(&upload_id);
         }
+    }
+
+    /// Notes that there is nothing left to give up of an upload.
+    fn closed(&self, upload_id: &str) {
+        self.open_uploads().retain(|(_, open)| open != upload_id);
     }
 
     fn open_uploads(&self) -> MutexGuard<'_, Vec<(String, String)>> {

@@ -353,7 +353,7 @@ impl<'a> ObjectWriter<'a> {
             let complete = bucket.complete_multipart(&self.key, &upload_id, &etags);
             let error = match self.permit.fence.guard(complete).await {
                 Some(Ok(())) => {
-                    self.closed(&upload_id);
+                    self.task.closed(&upload_id);
                     return Ok(());
                 }
                 Some(Err(error)) => error,
@@ -366,7 +366,7 @@ impl<'a> ObjectWriter<'a> {
             // The answer may be all that was lost.
             let found = self.task.persist("head", || bucket.head(&self.key)).await;
             if found.is_some_and(|found| is_upload(&found, size, &etags)) {
-                self.closed(&upload_id);
+                self.task.closed(&upload_id);
                 return Ok(());
             }
             if error.no_such_upload() {
@@ -374,13 +374,6 @@ impl<'a> ObjectWriter<'a> {
             }
             tokio::time::sleep(backoff.next(error.retry_after())).await;
         }
-    }
-
-    /// The upload is complete: there is nothing left to give up.
-    fn closed(&self, upload_id: &str) {
-        self.task
-            .open_uploads()
-            .retain(|(_, open)| open != upload_id);
     }
 
     /// Records that did not become what goes into an object.

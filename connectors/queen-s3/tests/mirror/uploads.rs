@@ -6,9 +6,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use queen_s3::broker::Name;
+use queen_s3::lake::Layout;
 use queen_s3::limits::{MIB, PART_BYTES, PARTS_IN_FLIGHT};
 
 use crate::bucket::{Asked, Do, MemoryBucket};
+use crate::bytes::interrupted;
 use crate::history::records;
 use crate::log::Log;
 use crate::sink::{Options, Sink, committed, eventually};
@@ -335,5 +337,35 @@ fn refused_keys_delay_a_window_and_turn_health_red_until_they_are_mended() {
         assert_eq!(sink.status.queue(QUEUE).lost.load(Relaxed), 0);
         sink.stop().await;
         assert_eq!(records(&bucket), log.records(QUEUE));
+    });
+}
+
+#[test]
+fn a_stop_gives_up_all_that_a_try_at_a_window_left_open() {
+    in_virtual_time(async {
+        let log = Log::new(TEN + HOUR + 10 * SECOND, |_, offset| offset.to_string());
+        log.create(QUEUE);
+        for partition in ["a", "b"] {
+            log.write(QUEUE, &Name::from(partition), TEN, 1);
+        }
+        let mut options = Options::new();
+        options.settings.shape.layout = Layout::PerPartition;
+        options.settings.multipart_threshold_bytes = 1;
+        interrupted(&log, options.settings.shape, TEN);
+        let bucket = Arc::<MemoryBucket>::default();
+        bucket.plan(|asked| match asked.operation {
+            "multipart_complete" => Do::Refuse(404, "NoSuchUpload", None),
+            "multipart_abort" => Do::Slowly(Duration::from_secs(5)),
+            _ => Do::Go,
+        });
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+        let begun = || bucket.asked("multipart_create", "").len();
+        let asked = || bucket.asked("multipart_abort", "").len();
+        eventually("one is being given up", || asked() == 1).await;
+        let open = begun();
+        assert!(open > 1, "one upload tells nothing");
+        sink.stop().await;
+        assert_eq!(begun(), open);
+        assert_eq!(bucket.open_uploads(), 0);
     });
 }
