@@ -211,16 +211,26 @@ impl Engine {
             Press::None => false,
             Press::Memory | Press::Gone => true,
             Press::Drain => {
-                self.sizes.total() >= DRAIN_WORTH_BYTES || self.age() >= DRAIN_WORTH_OPEN_US
+                self.sizes.total() >= DRAIN_WORTH_BYTES
+                    || self.age() >= DRAIN_WORTH_OPEN_US
+                    || self.alone_knows()
             }
         }
+    }
+
+    /// Whether something is known that the next start cannot find any more: ranges that are lost, or what is
+    /// buffered of lives that are over.
+    fn alone_knows(&self) -> bool {
+        let mut buffered = self.buffers.keys();
+        !self.lost.is_empty() || buffered.any(|id| self.former_lives_end(*id).is_some())
     }
 
     /// Whether a window without records is worth it for the ranges that it names.
     fn pressed_for_losses(&self, press: Press) -> bool {
         match press {
             Press::None | Press::Memory => false,
-            Press::Drain => self.age() >= DRAIN_WORTH_OPEN_US,
+            // The next start cannot find them.
+            Press::Drain => true,
             // Those that are read already come first.
             Press::Gone => self.buffers.is_empty(),
         }

@@ -209,6 +209,56 @@ fn a_stop_finishes_a_window_that_has_been_open_for_ten_seconds_of_the_brokers_cl
 }
 
 #[test]
+fn a_stop_finishes_a_window_that_alone_knows_of_lives_that_are_over() {
+    const FIRST: i64 = 1_001;
+    for read_first in [0, 4] {
+        let mut engine = engine(1_000);
+        pass(&mut engine, 1_010, &[listed("a", 0, 9, None)]);
+        if read_first > 0 {
+            let records: Vec<_> = (0..read_first).map(|n| (n, FIRST + n)).collect();
+            read(&mut engine, "a", &records, 10);
+        }
+        // Young and small.
+        run_pass(&mut engine, 1_012, &[], true);
+        let window = match engine.close(Press::Drain) {
+            Some(Close::Window(window)) => window,
+            other => panic!("a window closes, not {other:?}"),
+        };
+        let read: Vec<i64> = (0..read_first).collect();
+        let held = offsets(&window).pop().map(|(_, held)| held);
+        assert_eq!(held.unwrap_or_default(), read);
+        let lost = OffsetRange {
+            partition: "a".into(),
+            from: read_first,
+            to: 9,
+        };
+        assert_eq!(window.lost, [lost]);
+    }
+}
+
+#[test]
+fn a_stop_finishes_a_window_with_records_of_a_life_that_is_over() {
+    for over in [false, true] {
+        let mut engine = engine(1_000);
+        pass(&mut engine, 1_010, &[listed("a", 0, 0, Some(1))]);
+        read(&mut engine, "a", &[(0, 1_001)], 1);
+        let id = if over { 2 } else { 1 };
+        run_pass(&mut engine, 1_012, &[listed("a", 0, 0, Some(id))], true);
+        if over {
+            let later = request(&mut engine, "a");
+            answer(&mut engine, &later, &[(0, 1_011)], 1);
+        }
+        let window = match engine.close(Press::Drain) {
+            Some(Close::Window(window)) => Some(offsets(&window)),
+            None => None,
+            idle => panic!("a window closes, not {idle:?}"),
+        };
+        let expected = over.then(|| vec![("a".to_owned(), vec![0])]);
+        assert_eq!(window, expected);
+    }
+}
+
+#[test]
 fn a_window_is_full_once_it_could_close_and_its_size_is_reached() {
     let mut engine = engine(1_000);
     pass(&mut engine, 1_100, &[listed("a", 0, 9, None)]);
