@@ -234,6 +234,7 @@ async fn a_discovery_answer_that_contradicts_its_request_is_refused() {
         page(json!({"queue": "clicks", "partitions": []})),
         page(json!({"queue": "orders", "next": "c1"})),
         page(json!({"partitions": [{"name": "a", "lastOffset": -2, "logStart": 0}]})),
+        page(json!({"partitions": [{"name": "a", "lastOffset": i64::MAX, "logStart": 0}]})),
         json!({"safeTime": "1970-01-01T00:00:01Z", "entries": []}),
         json!({"safeTime": "soon", "entries": []}),
     ] {

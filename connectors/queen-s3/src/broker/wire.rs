@@ -245,7 +245,9 @@ struct ChangedPartition<'a> {
 
 impl ChangedPartition<'_> {
     fn listed(self) -> Result<ListedPartition, Unreadable> {
-        if self.last_offset < -1 || self.log_start < 0 {
+        // No offset follows the greatest one.
+        let lasts = -1..i64::MAX;
+        if !lasts.contains(&self.last_offset) || self.log_start < 0 {
             return Err(contradiction(format!(
                 "partition {:?} has lastOffset {} and logStart {}",
                 self.name, self.last_offset, self.log_start

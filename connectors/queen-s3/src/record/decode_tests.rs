@@ -171,6 +171,11 @@ fn offsets_rise_from_the_one_asked_for() {
     }
     let gap = entry(&[record(5, TS), record(9, TS)].join(","));
     assert!(decode(&asked, gap).is_ok());
+    for (last, taken) in [(i64::MAX - 1, true), (i64::MAX, false)] {
+        // Of the last one nothing could say what follows it.
+        let read = decode(&asked, entry(&record(last, TS)));
+        assert_eq!(read.is_ok(), taken, "{last}");
+    }
     let negative = refusal(decode(&request(&[("p", -9)]), entry(&record(-3, TS))));
     assert!(negative.contains("offset -3"), "{negative}");
 }

@@ -147,6 +147,9 @@ impl<'a> Gather<'a> {
                 self.place()
             ));
         }
+        if offset == i64::MAX {
+            return Err(format!("{}: no offset follows {offset}", self.place()));
+        }
         self.ts_fell |= ts < last_ts;
         Ok(!self.ts_fell)
     }
