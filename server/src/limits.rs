@@ -156,6 +156,8 @@ pub const SINK_LINE_MAX_BYTES: usize = 4 * 1_024;
 pub const SINK_LINES_PER_WINDOW: u32 = 200;
 /// The window of that budget.
 pub const SINK_LINES_WINDOW: Duration = Duration::from_secs(10);
+/// How long segments that cannot be read for one and the same cause stay silent after a line.
+pub const UNREADABLE_QUIET: Duration = Duration::from_secs(60);
 
 /// Encrypted queues that a broker remembers.
 pub const KNOWN_ENCRYPTED_QUEUES: usize = 10_000;

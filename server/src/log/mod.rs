@@ -2,6 +2,7 @@
 
 pub mod changed;
 pub mod codec;
+pub mod complaints;
 pub mod cursor;
 pub mod fetch;
 pub mod frame;

@@ -1,10 +1,13 @@
 //! The answer of a fetch, rendered straight from decompressed blocks.
 
+use std::time::Instant;
+
 use uuid::Uuid;
 
 use crate::http::json;
 use crate::limits::{FETCH_CALL_RENDERED_BYTES, FETCH_RECORDS_PER_ENTRY};
 use crate::log::codec::{Damage, Records, decompress};
+use crate::log::complaints::Complaints;
 use crate::log::seal::{Place, SealKey, opened};
 use crate::timestamp::Timestamp;
 
@@ -69,19 +72,24 @@ impl<B> EntryAnswer<B> {
 /// Marker of an entry whose segment cannot be read.
 pub const UNREADABLE: &str = "UNREADABLE";
 
-/// Reports a segment that cannot be read; answers the marker of its entry.
+static COMPLAINTS: Complaints = Complaints::new();
+
+/// Reports a segment that cannot be read, now and then; answers the marker of its entry.
 pub fn unreadable<B>(
     entry: &EntryAnswer<B>,
     segment: &StoredSegment<B>,
     damage: &Damage,
 ) -> &'static str {
-    tracing::error!(
-        queue = entry.queue,
-        partition = entry.partition,
-        base_offset = segment.base_offset,
-        error = %damage,
-        "a segment cannot be read; its readers wait in front of it"
-    );
+    if let Some(suppressed) = COMPLAINTS.worth_a_line(damage, Instant::now()) {
+        tracing::error!(
+            queue = entry.queue,
+            partition = entry.partition,
+            base_offset = segment.base_offset,
+            error = %damage,
+            suppressed,
+            "a segment cannot be read; its readers wait in front of it"
+        );
+    }
     UNREADABLE
 }
 
@@ -366,6 +374,44 @@ pub(super) mod tests {
             serde_json::from_slice(&rendered.body).expect("a fetch answer");
         assert_eq!(answer.entries[0].records.len(), 1);
         assert_eq!(answer.entries[0].error.as_deref(), Some(UNREADABLE));
+    }
+
+    #[test]
+    fn segments_that_all_lack_their_key_are_a_line_and_not_one_each() {
+        use std::io::Read;
+
+        let key = SealKey::parse(&"07".repeat(32)).expect("a key");
+        let sealed = |offset| {
+            let mut segment = segment(offset, &["1"]);
+            let whole = entry(0, vec![]);
+            let place = whole.place(Uuid::nil(), &segment);
+            segment.block = key.seal(&segment.block, place).expect("short");
+            segment
+        };
+        let entries: Vec<_> = (0..1_000).map(|n| entry(n, vec![sealed(n)])).collect();
+        let (mut written, writer) = std::io::pipe().expect("a pipe");
+        // A pipe holds little.
+        let reading = std::thread::spawn(move || {
+            let mut text = String::new();
+            written.read_to_string(&mut text).map(|_| text)
+        });
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(std::sync::Arc::new(writer))
+            .with_ansi(false)
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            for _ in 0..2 {
+                assert!(render(&entries, Uuid::nil(), None).failed);
+            }
+        });
+        let text = reading.join().expect("it ends").expect("UTF-8");
+        let lines: Vec<&str> = text.lines().collect();
+        assert!((1..=2).contains(&lines.len()), "{lines:#?}");
+        assert!(
+            lines[0].contains("QUEEN_ENCRYPTION_KEY is unset"),
+            "{}",
+            lines[0]
+        );
     }
 
     #[test]
