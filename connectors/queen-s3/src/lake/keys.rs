@@ -117,14 +117,14 @@ impl LakeKeys {
     }
 
     /// What every data key of this queue starts with, the first directory's name included.
-    pub fn windows(&self) -> String {
+    pub fn data_prefix(&self) -> String {
         format!("{}dt=", self.data_directory())
     }
 
     /// Whether `key` is a data key of window `k` of this queue.
     pub fn is_window(&self, key: &str, k: u64) -> bool {
         let file = key.rsplit('/').next().unwrap_or_default();
-        key.starts_with(&self.windows()) && file.starts_with(&format!("w-{k:010}-"))
+        key.starts_with(&self.data_prefix()) && file.starts_with(&format!("w-{k:010}-"))
     }
 
     /// Key/value key of the intent.

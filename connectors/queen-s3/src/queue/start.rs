@@ -315,7 +315,7 @@ impl Task {
         let prefixes = if hours <= LISTED_HOURS {
             self.directories(k, from, to)
         } else {
-            vec![self.keys.windows()]
+            vec![self.keys.data_prefix()]
         };
         for prefix in prefixes {
             let mut after = None;
