@@ -41,8 +41,6 @@ pub struct ClosedWindow {
     pub t_start: Micros,
     /// End, exclusive.
     pub t_end: Micros,
-    /// The bound before it: `[prev_t_end, t_start)` holds no record.
-    pub prev_t_end: Micros,
     /// Records by partition name (bytes), each partition's in log order.
     pub partitions: Vec<(Name, Vec<Chunk>)>,
     /// Sum of the record bytes.
@@ -253,7 +251,6 @@ impl Engine {
     }
 
     fn take(&mut self, bounds: Bounds) -> ClosedWindow {
-        let prev_t_end = self.cut;
         let mut partitions = Vec::new();
         let mut late = Vec::new();
         let mut emptied = Vec::new();
@@ -291,7 +288,6 @@ impl Engine {
         ClosedWindow {
             t_start: bounds.t_start,
             t_end: bounds.t_end,
-            prev_t_end,
             partitions,
             record_bytes,
             lost: std::mem::take(&mut self.lost),

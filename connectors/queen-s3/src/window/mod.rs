@@ -141,7 +141,8 @@ impl Engine {
     }
 
     /// End of the last window taken out, or of what was committed at the start.
-    pub fn cut(&self) -> Micros {
+    #[cfg(test)]
+    fn cut(&self) -> Micros {
         self.cut
     }
 
@@ -156,7 +157,8 @@ impl Engine {
     }
 
     /// Partitions tracked.
-    pub fn tracked(&self) -> usize {
+    #[cfg(test)]
+    fn tracked(&self) -> usize {
         self.names.len()
     }
 
