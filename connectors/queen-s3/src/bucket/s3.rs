@@ -43,7 +43,7 @@ use tokio::time::timeout;
 use self::attempt::Attempt;
 use self::body::{AtHalf, PiecesBody, Progress};
 use self::download::Download;
-use self::refusal::Place;
+use self::refusal::Destination;
 use super::{Bucket, BucketError, BucketErrorKind, ListPage, ObjectBody, ObjectInfo, ObjectReader};
 use crate::config::Sse;
 use crate::limits::HASH_INLINE_BYTES;
@@ -56,7 +56,7 @@ pub use self::probe::ProbeError;
 /// A bucket over the S3 API.
 pub struct S3Bucket {
     client: Client,
-    place: Arc<Place>,
+    destination: Arc<Destination>,
     sse: Option<ServerSideEncryption>,
     sse_key_id: Option<String>,
     status: Arc<Status>,
@@ -67,8 +67,8 @@ pub struct S3Bucket {
 impl fmt::Debug for S3Bucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("S3Bucket")
-            .field("endpoint", &self.place.endpoint)
-            .field("bucket", &self.place.bucket)
+            .field("endpoint", &self.destination.endpoint)
+            .field("bucket", &self.destination.bucket)
             .finish_non_exhaustive()
     }
 }
@@ -113,7 +113,7 @@ impl S3Bucket {
         };
         Self {
             client: Client::from_conf(config),
-            place: Arc::new(Place {
+            destination: Arc::new(Destination {
                 endpoint: options.endpoint,
                 region: options.region,
                 bucket: options.bucket,
@@ -145,8 +145,8 @@ impl S3Bucket {
         let operation = attempt.operation();
         let kind = match timeout(limit, request).await {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => self.place.refusal(operation, &error),
-            Err(_) => self.place.silence("did not answer", limit),
+            Ok(Err(error)) => self.destination.refusal(operation, &error),
+            Err(_) => self.destination.silence("did not answer", limit),
         };
         Err(BucketError {
             operation,
@@ -172,11 +172,11 @@ impl S3Bucket {
             let taken = progress.taken();
             match timeout(self.timeouts.stall, &mut request).await {
                 Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(error)) => break self.place.refusal(operation, &error),
+                Ok(Err(error)) => break self.destination.refusal(operation, &error),
                 Err(_) if progress.taken() > taken => {}
                 Err(_) => {
                     break self
-                        .place
+                        .destination
                         .silence("took no more of the upload", self.timeouts.stall);
                 }
             }
@@ -213,7 +213,7 @@ impl S3Bucket {
         let request = self
             .client
             .list_objects_v2()
-            .bucket(&self.place.bucket)
+            .bucket(&self.destination.bucket)
             .prefix(prefix)
             .set_continuation_token(after.map(str::to_owned))
             .set_max_keys(limit)
@@ -253,7 +253,7 @@ impl S3Bucket {
         let request = self
             .client
             .head_object()
-            .bucket(&self.place.bucket)
+            .bucket(&self.destination.bucket)
             .key(key)
             .customize()
             .interceptor(attempt.watch())
@@ -272,7 +272,7 @@ impl S3Bucket {
         let request = self
             .client
             .get_object()
-            .bucket(&self.place.bucket)
+            .bucket(&self.destination.bucket)
             .key(key)
             .customize()
             .interceptor(attempt.watch())
@@ -285,7 +285,7 @@ impl S3Bucket {
             body: answer.body,
             left: size,
             key: key.to_owned(),
-            place: Arc::clone(&self.place),
+            destination: Arc::clone(&self.destination),
             pace: Pace::new(self.timeouts.answer),
         };
         let stream = stream::unfold(Some(download), |download| async {
@@ -319,7 +319,7 @@ impl Bucket for S3Bucket {
         let request = self
             .client
             .put_object()
-            .bucket(&self.place.bucket)
+            .bucket(&self.destination.bucket)
             .key(key)
             .content_length(i64::try_from(length).unwrap_or(i64::MAX))
             .content_md5(STANDARD.encode(md5))
@@ -383,7 +383,7 @@ impl Bucket for S3Bucket {
         let request = self
             .client
             .delete_object()
-            .bucket(&self.place.bucket)
+            .bucket(&self.destination.bucket)
             .key(key)
             .customize()
             .interceptor(attempt.watch())
@@ -403,7 +403,7 @@ impl Bucket for S3Bucket {
         let request = self
             .client
             .create_multipart_upload()
-            .bucket(&self.place.bucket)
+            .bucket(&self.destination.bucket)
             .key(key)
             .set_server_side_encryption(self.sse.clone())
             .set_ssekms_key_id(self.sse_key_id.clone())
@@ -436,7 +436,7 @@ impl Bucket for S3Bucket {
         let request = self
             .client
             .upload_part()
-            .bucket(&self.place.bucket)
+            .bucket(&self.destination.bucket)
             .key(key)
             .upload_id(upload_id)
             .part_number(i32::from(number))
@@ -485,7 +485,7 @@ impl Bucket for S3Bucket {
         let request = self
             .client
             .complete_multipart_upload()
-            .bucket(&self.place.bucket)
+            .bucket(&self.destination.bucket)
             .key(key)
             .upload_id(upload_id)
             .multipart_upload(
@@ -526,7 +526,7 @@ impl Bucket for S3Bucket {
         let request = self
             .client
             .abort_multipart_upload()
-            .bucket(&self.place.bucket)
+            .bucket(&self.destination.bucket)
             .key(key)
             .upload_id(upload_id)
             .customize()

@@ -26,20 +26,20 @@ use crate::time::Micros;
 use crate::window::{Left, Remembered, Unread};
 
 /// Why one try at a redo did not end with the window.
-enum Redo {
+enum Unfinished {
     /// The log changed while it was read.
     Changed(Changed),
     /// An object could not be written.
     Trouble(Trouble),
 }
 
-impl From<Changed> for Redo {
+impl From<Changed> for Unfinished {
     fn from(changed: Changed) -> Self {
         Self::Changed(changed)
     }
 }
 
-impl From<Trouble> for Redo {
+impl From<Trouble> for Unfinished {
     fn from(trouble: Trouble) -> Self {
         Self::Trouble(trouble)
     }
@@ -186,20 +186,20 @@ impl Task {
                     return Ok((moved.await?, left));
                 }
                 Ok(_) => None,
-                Err(Redo::Changed(changed)) => changed.reborn,
+                Err(Unfinished::Changed(changed)) => changed.reborn,
                 // Its length was another one than when it was measured.
-                Err(Redo::Trouble(Trouble::End(End::Halted(Halt::Encode(
+                Err(Unfinished::Trouble(Trouble::End(End::Halted(Halt::Encode(
                     EncodeError::RecordBytes { .. },
                 ))))) => None,
-                Err(Redo::Trouble(Trouble::End(end))) => return Err(end),
-                Err(Redo::Trouble(Trouble::Differs)) => {
+                Err(Unfinished::Trouble(Trouble::End(end))) => return Err(end),
+                Err(Unfinished::Trouble(Trouble::Differs)) => {
                     if !repeating {
                         info!(%queue, k = intent.k, "an object is there with other bytes; reading it");
                     }
                     looking = Looking::AtRecords;
                     continue;
                 }
-                Err(Redo::Trouble(Trouble::Restart)) => {
+                Err(Unfinished::Trouble(Trouble::Restart)) => {
                     warn!(
                         %queue,
                         k = intent.k,
@@ -250,7 +250,7 @@ impl Task {
         window: Rebuilt<'a>,
         looking: Looking,
         below: &mut Vec<(&'a Unread, i64)>,
-    ) -> Result<(Content, Read<'a>), Redo> {
+    ) -> Result<(Content, Read<'a>), Unfinished> {
         // Once to learn the lengths that the objects' headers tell, once to write them.
         let mut stream = window.stream(self);
         let sizes = measure(&mut stream, window.intent.layout).await;
@@ -273,7 +273,7 @@ impl Task {
                     .map(|range| range.partition.as_str().into()),
             );
             writer.adopt_emptied(&doubtful).await?;
-            Ok::<_, Redo>(writer.finish().await?)
+            Ok::<_, Unfinished>(writer.finish().await?)
         }
         .await;
         writer.settle().await;

@@ -10,7 +10,7 @@ use crate::time::Micros;
 
 /// What is known of one partition. Kept small: there may be millions.
 #[derive(Debug)]
-struct Standing {
+struct Seen {
     /// First offset of the present life in the lake.
     first: i64,
     /// Last offset.
@@ -32,7 +32,7 @@ struct Gap {
 
 /// Where a run was read.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct Origin {
     /// The window.
     pub k: u64,
     /// The object.
@@ -42,7 +42,7 @@ pub struct Place {
 /// Follows every partition's offsets through the windows, in their order.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    partitions: HashMap<Box<str>, Standing>,
+    partitions: HashMap<Box<str>, Seen>,
     lost: HashMap<Box<str>, Vec<(i64, i64)>>,
     gaps: Vec<Gap>,
     /// Rises where a stretch of the lake could not be read: a gap across it proves nothing.
@@ -65,8 +65,8 @@ impl Ledger {
 
     /// A stretch of the lake that holds records of `partition` only cannot be read.
     pub fn doubt(&mut self, partition: &str) {
-        if let Some(standing) = self.partitions.get_mut(partition) {
-            standing.epoch = IN_DOUBT;
+        if let Some(seen) = self.partitions.get_mut(partition) {
+            seen.epoch = IN_DOUBT;
         }
     }
 
@@ -87,26 +87,26 @@ impl Ledger {
 
     /// Takes the next run of a partition. Within a life offsets ascend and `ts` may fall: a log is
     /// kept in its own order where the broker broke its promise.
-    pub fn take(&mut self, place: &Place, partition: &str, run: &Run) -> Option<Finding> {
+    pub fn take(&mut self, origin: &Origin, partition: &str, run: &Run) -> Option<Finding> {
         let epoch = self.epoch;
-        let Some(standing) = self.partitions.get_mut(partition) else {
+        let Some(seen) = self.partitions.get_mut(partition) else {
             // A lake can begin anywhere in a partition's log, and a partition long after the lake.
-            let standing = Standing {
+            let seen = Seen {
                 first: run.from,
                 last: run.to,
                 last_ts: run.last_ts,
                 epoch,
             };
-            self.partitions.insert(partition.into(), standing);
+            self.partitions.insert(partition.into(), seen);
             return None;
         };
         let lost = self.lost.get(partition).map_or(&[][..], Vec::as_slice);
-        let sure = standing.epoch == epoch;
-        let later = run.first_ts > standing.last_ts;
-        let former = (standing.last, standing.last_ts);
+        let sure = seen.epoch == epoch;
+        let later = run.first_ts > seen.last_ts;
+        let former = (seen.last, seen.last_ts);
         let next = former.0.saturating_add(1);
         if run.from <= former.0 && !later {
-            return self.repeated(place, partition, run);
+            return self.repeated(origin, partition, run);
         }
         // A new life has later records, from offset 0 on or what is left of it.
         let reborn = later && run.from <= former.0
@@ -114,33 +114,33 @@ impl Ledger {
                 && run.from > next
                 && !covers(lost, next, run.from - 1)
                 && covers(lost, 0, run.from - 1);
-        *standing = Standing {
-            first: if reborn { run.from } else { standing.first },
+        *seen = Seen {
+            first: if reborn { run.from } else { seen.first },
             last: run.to,
             last_ts: run.last_ts.max(former.1),
             epoch,
         };
         if reborn {
             if run.from > 0 && sure && !covers(lost, 0, run.from - 1) {
-                self.gap(place, partition, 0, run.from - 1);
+                self.gap(origin, partition, 0, run.from - 1);
             }
             return None;
         }
         if run.from > next && sure && !covers(lost, next, run.from - 1) {
-            self.gap(place, partition, next, run.from - 1);
+            self.gap(origin, partition, next, run.from - 1);
         }
         None
     }
 
     /// A run at offsets that were passed already, and no later: out of order, or there twice.
-    fn repeated(&mut self, place: &Place, partition: &str, run: &Run) -> Option<Finding> {
+    fn repeated(&mut self, origin: &Origin, partition: &str, run: &Run) -> Option<Finding> {
         let filled = self.fill(partition, run);
-        let standing = self.partitions.get_mut(partition)?;
-        let before = run.to < standing.first;
-        standing.first = standing.first.min(run.from);
-        standing.last_ts = standing.last_ts.max(run.last_ts);
-        let last = standing.last;
-        standing.last = last.max(run.to);
+        let seen = self.partitions.get_mut(partition)?;
+        let before = run.to < seen.first;
+        seen.first = seen.first.min(run.from);
+        seen.last_ts = seen.last_ts.max(run.last_ts);
+        let last = seen.last;
+        seen.last = last.max(run.to);
         let (kind, text) = if filled || before {
             (
                 Kind::Order,
@@ -161,18 +161,18 @@ impl Ledger {
         };
         Some(
             Finding::new(kind, text)
-                .of(place.k, &place.key)
+                .of(origin.k, &origin.key)
                 .at(partition, run.from),
         )
     }
 
-    fn gap(&mut self, place: &Place, partition: &str, from: i64, to: i64) {
+    fn gap(&mut self, origin: &Origin, partition: &str, from: i64, to: i64) {
         self.gaps.push(Gap {
             partition: partition.into(),
             from,
             to,
-            k: place.k,
-            key: Arc::clone(&place.key),
+            k: origin.k,
+            key: Arc::clone(&origin.key),
         });
     }
 

@@ -34,7 +34,7 @@ pub use self::store::Store;
 pub use self::window::Lake;
 pub(crate) use self::window::follows;
 
-use self::ledger::{Ledger, Place};
+use self::ledger::{Ledger, Origin};
 use self::listing::{Listed, Named};
 use self::object::Checked;
 use self::window::Tiling;
@@ -318,12 +318,12 @@ impl<'a> Check<'a> {
         totals.max_ts = totals.max_ts.max(checked.max_ts);
         totals.whole &= checked.findings.total() == 0;
         self.findings.merge(checked.findings);
-        let place = Place {
+        let origin = Origin {
             k: manifest.k,
             key: object.key.as_str().into(),
         };
         for (partition, run) in checked.runs.iter() {
-            if let Some(finding) = self.ledger.take(&place, partition, run) {
+            if let Some(finding) = self.ledger.take(&origin, partition, run) {
                 self.findings.push(finding);
             }
         }

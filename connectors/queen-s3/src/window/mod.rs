@@ -38,7 +38,7 @@ pub use remembered::{Left, Remembered};
 use names::Names;
 use partition::{Foreign, Partition, PartitionBuffer};
 use seek::Seek;
-use sizes::Sizes;
+use sizes::BufferedSizes;
 
 /// The engine's settings, all from the configuration.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +74,7 @@ pub struct Engine {
     ready: BTreeSet<(Micros, PartitionId)>,
     buffers: BTreeMap<PartitionId, PartitionBuffer>,
     /// Record bytes of what is buffered.
-    sizes: Sizes,
+    sizes: BufferedSizes,
     /// Ranges deleted before they were read, for the next window's manifest.
     lost: Vec<OffsetRange>,
     /// The same of lives that began after [`Engine::mark_lives`].
@@ -122,7 +122,7 @@ impl Engine {
             behind: BTreeSet::new(),
             ready: BTreeSet::new(),
             buffers: BTreeMap::new(),
-            sizes: Sizes::default(),
+            sizes: BufferedSizes::default(),
             lost: Vec::new(),
             later_lost: Vec::new(),
             marked: u32::MAX,

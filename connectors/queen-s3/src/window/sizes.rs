@@ -8,12 +8,12 @@ use crate::time::Micros;
 
 /// Record bytes (JSONL line lengths) by the instant that puts them into a window.
 #[derive(Debug, Default)]
-pub(super) struct Sizes {
+pub(super) struct BufferedSizes {
     at: BTreeMap<Micros, u64>,
     total: u64,
 }
 
-impl Sizes {
+impl BufferedSizes {
     /// All bytes that are buffered.
     pub(super) fn total(&self) -> u64 {
         self.total

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use aws_sdk_s3::primitives::ByteStream;
 use bytes::Bytes;
 
-use super::refusal::Place;
+use super::refusal::Destination;
 use crate::bucket::BucketErrorKind;
 use crate::pace::Pace;
 
@@ -14,7 +14,7 @@ pub(super) struct Download {
     pub(super) body: ByteStream,
     pub(super) left: u64,
     pub(super) key: String,
-    pub(super) place: Arc<Place>,
+    pub(super) destination: Arc<Destination>,
     pub(super) pace: Pace,
 }
 
@@ -23,7 +23,7 @@ impl Download {
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, BucketErrorKind> {
         let bytes = match self.pace.next(self.body.next()).await {
             Ok(Some(Ok(bytes))) => bytes,
-            Ok(Some(Err(error))) => return Err(self.place.broken_off(&error)),
+            Ok(Some(Err(error))) => return Err(self.destination.broken_off(&error)),
             Ok(None) if self.left == 0 => return Ok(None),
             Ok(None) => {
                 return Err(BucketErrorKind::Transport(format!(
@@ -31,7 +31,7 @@ impl Download {
                     self.left
                 )));
             }
-            Err(slow) => return Err(self.place.too_slow(slow)),
+            Err(slow) => return Err(self.destination.too_slow(slow)),
         };
         self.pace.came(bytes.len());
         self.left = self.left.checked_sub(bytes.len() as u64).ok_or_else(|| {

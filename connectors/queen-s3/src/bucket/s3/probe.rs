@@ -64,7 +64,7 @@ impl S3Bucket {
 
     async fn head_bucket(&self) -> Result<(), BucketError> {
         let attempt = self.attempt("head");
-        let bucket = &self.place.bucket;
+        let bucket = &self.destination.bucket;
         let request = self
             .client
             .head_bucket()
@@ -79,8 +79,8 @@ impl S3Bucket {
 
     fn missing(&self) -> ProbeError {
         ProbeError::MissingBucket {
-            bucket: self.place.bucket.clone(),
-            endpoint: self.place.endpoint.clone(),
+            bucket: self.destination.bucket.clone(),
+            endpoint: self.destination.endpoint.clone(),
         }
     }
 }

@@ -11,9 +11,9 @@ use crate::config::Secret;
 use crate::pace::TooSlow;
 use crate::wire::{causes, excerpt, retry_after};
 
-/// What errors say about the place that was asked.
+/// What errors say about the bucket that was asked.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Destination {
     /// `QUEEN_S3_ENDPOINT`.
     pub endpoint: String,
     /// `QUEEN_S3_REGION`.
@@ -24,7 +24,7 @@ pub(super) struct Place {
     pub secret_key: Secret,
 }
 
-impl Place {
+impl Destination {
     /// Reads a failed request of `operation`.
     pub(super) fn refusal<E>(
         &self,

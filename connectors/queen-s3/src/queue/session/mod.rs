@@ -32,7 +32,7 @@ use crate::retry::Backoff;
 use crate::time::Micros;
 use crate::window::{Close, Engine, Left, Policy, Press, ReadRequest, Remembered};
 
-use passes::Pass;
+use passes::NextPage;
 use reading::Call;
 pub(super) use reading::Probing;
 use sizing::Sizing;
@@ -99,7 +99,7 @@ struct Session<'a> {
     engine: Engine,
     standing: Standing,
     under_way: FuturesUnordered<BoxFuture<'a, Event>>,
-    pass: Option<Pass>,
+    pass: Option<NextPage>,
     page_out: bool,
     /// When the next pass begins, unless the last one was complete.
     next_pass: Instant,

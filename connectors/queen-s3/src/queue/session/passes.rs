@@ -18,7 +18,7 @@ use crate::time::Micros;
 use crate::window::Engine;
 
 /// The pass under way, between its pages.
-pub(super) struct Pass {
+pub(super) struct NextPage {
     since: Option<Micros>,
     after: Option<String>,
 }
@@ -143,7 +143,7 @@ impl Session<'_> {
             None if now < self.next_pass() => return,
             None => {
                 let full = self.task.full_pass_due(now);
-                Pass {
+                NextPage {
                     since: self.engine.begin_pass(full).since,
                     after: None,
                 }
@@ -153,7 +153,7 @@ impl Session<'_> {
         self.page_out = true;
         let task = self.task;
         let request = task.page_request(pass.since, pass.after);
-        self.pass = Some(Pass {
+        self.pass = Some(NextPage {
             since: pass.since,
             after: None,
         });
