@@ -88,12 +88,18 @@ fn window_of(document: &Value) -> Option<u64> {
     document.get("k").and_then(Value::as_u64)
 }
 
+/// What one batch came to, by its answer.
+enum Attempt {
+    Written,
+    RolledBack,
+    /// No answer, or one that does not tell; how long the broker asked to wait.
+    Untold(Option<Duration>),
+}
+
 /// What the store shows after a batch that was not plainly carried out.
-enum Standing {
+enum Verdict {
     Happened,
     Retry,
-    /// The lease was not there; the documents have to be read once more.
-    Again,
     Lost(Lost),
 }
 
@@ -216,69 +222,75 @@ impl Fence {
         self.refreshed.notify_waiters();
     }
 
-    /// One fenced batch: the lease row at the version written last, then the document, if any, at
-    /// the version read.
+    /// Writes the lease row and the document, if any, until both are durable or the queue is lost.
     async fn write(&self, document: Option<(Document, Value)>) -> Result<(), Lost> {
         let mut state = self.state.lock().await;
-        let intended = match &document {
-            Some((Document::Intent, value)) => window_of(value),
-            _ => None,
-        };
+        let document = document.as_ref();
         let mut backoff = self.owner.jitter.backoff();
         loop {
-            let sent = self.owner.clock.boottime();
-            let operations = self.operations(&mut state, document.as_ref());
-            let mut rolled_back = false;
-            match self.call(&operations).await {
-                Ok(KvAnswer::Done(results)) => {
-                    state.intended = state.intended.max(intended);
-                    let versions: Vec<i64> = results
-                        .iter()
-                        .filter(|result| result.applied != Some(false))
-                        .filter_map(|result| result.version)
-                        .collect();
-                    if versions.len() == operations.len() {
-                        state.lease = versions[0];
-                        if let Some((document, value)) = &document {
-                            state.written(*document, versions[1], value);
-                        }
-                        state.unresolved = None;
-                        self.confirm(sent);
-                        return Ok(());
-                    }
-                    state.unresolved.get_or_insert(sent);
-                    // No broker should answer so; one that does is not asked without end.
-                    tokio::time::sleep(self.pause(&mut backoff, None)).await;
-                }
-                Ok(KvAnswer::RolledBack(_)) => rolled_back = true,
-                Err(error) => {
-                    if error.outcome_unknown() {
-                        state.unresolved.get_or_insert(sent);
-                        state.intended = state.intended.max(intended);
-                    }
-                    self.report(&error);
-                    tokio::time::sleep(self.pause(&mut backoff, error.retry_after())).await;
-                }
-            }
-            let standing = loop {
-                match self.standing(&mut state, document.as_ref()).await {
-                    Standing::Again => tokio::time::sleep(self.pause(&mut backoff, None)).await,
-                    standing => break standing,
+            let rolled_back = match self.attempt(&mut state, document).await {
+                Attempt::Written => return Ok(()),
+                Attempt::RolledBack => true,
+                Attempt::Untold(asked) => {
+                    tokio::time::sleep(self.pause(&mut backoff, asked)).await;
+                    false
                 }
             };
-            match standing {
-                Standing::Happened => return Ok(()),
+            match self.verdict(&mut state, document, &mut backoff).await {
+                Verdict::Happened => return Ok(()),
                 // A write whose answer was lost landed in between; its version is known now.
-                Standing::Retry if rolled_back => {
+                Verdict::Retry if rolled_back => {
                     tokio::time::sleep(self.pause(&mut backoff, None)).await;
                 }
-                Standing::Retry | Standing::Again => {}
-                Standing::Lost(lost) => {
+                Verdict::Retry => {}
+                Verdict::Lost(lost) => {
                     if lost != Lost::Expired {
                         self.owner.status.preconditions_lost.fetch_add(1, Relaxed);
                     }
                     return Err(lost);
                 }
+            }
+        }
+    }
+
+    /// One fenced batch: the lease row at the version written last, then the document, if any, at
+    /// the version read.
+    async fn attempt(&self, state: &mut State, document: Option<&(Document, Value)>) -> Attempt {
+        let intended = match document {
+            Some((Document::Intent, value)) => window_of(value),
+            _ => None,
+        };
+        let sent = self.owner.clock.boottime();
+        let operations = self.operations(state, document);
+        match self.call(&operations).await {
+            Ok(KvAnswer::Done(results)) => {
+                state.intended = state.intended.max(intended);
+                let versions: Vec<i64> = results
+                    .iter()
+                    .filter(|result| result.applied != Some(false))
+                    .filter_map(|result| result.version)
+                    .collect();
+                if versions.len() != operations.len() {
+                    // No broker should answer so; one that does is not asked without end.
+                    state.unresolved.get_or_insert(sent);
+                    return Attempt::Untold(None);
+                }
+                state.lease = versions[0];
+                if let Some((document, value)) = document {
+                    state.written(*document, versions[1], value);
+                }
+                state.unresolved = None;
+                self.confirm(sent);
+                Attempt::Written
+            }
+            Ok(KvAnswer::RolledBack(_)) => Attempt::RolledBack,
+            Err(error) => {
+                if error.outcome_unknown() {
+                    state.unresolved.get_or_insert(sent);
+                    state.intended = state.intended.max(intended);
+                }
+                self.report(&error);
+                Attempt::Untold(error.retry_after())
             }
         }
     }
@@ -320,8 +332,28 @@ impl Fence {
         }
     }
 
-    /// Reads the three documents until they can be read, and judges by them.
-    async fn standing(&self, state: &mut State, wanted: Option<&(Document, Value)>) -> Standing {
+    /// What the documents show, once the lease is there or the queue is lost.
+    async fn verdict(
+        &self,
+        state: &mut State,
+        wanted: Option<&(Document, Value)>,
+        backoff: &mut Backoff,
+    ) -> Verdict {
+        loop {
+            if let Some(verdict) = self.judge(state, wanted).await {
+                return verdict;
+            }
+            tokio::time::sleep(self.pause(backoff, None)).await;
+        }
+    }
+
+    /// Reads the three documents until they can be read, and judges by them; `None` when the lease
+    /// was not there and they have to be read once more.
+    async fn judge(
+        &self,
+        state: &mut State,
+        wanted: Option<&(Document, Value)>,
+    ) -> Option<Verdict> {
         let mut backoff = self.owner.jitter.backoff();
         let results = loop {
             match self.call(&self.owner.reads()).await {
@@ -335,13 +367,17 @@ impl Fence {
         };
         let [intent, committed, lease] = [&results[0], &results[1], &results[2]];
         let Some(held) = present(lease) else {
-            return self.renew(state).await;
+            return self.renew(state).await.err().map(Verdict::Lost);
         };
         let held: Option<LeaseDocument> = serde_json::from_value(held.clone()).ok();
         match held {
             Some(held) if held.incarnation == self.owner.identity.incarnation => {}
-            Some(held) => return Standing::Lost(Lost::To(held.instance)),
-            None => return Standing::Lost(Lost::To("an unreadable lease document".to_owned())),
+            Some(held) => return Some(Verdict::Lost(Lost::To(held.instance))),
+            None => {
+                return Some(Verdict::Lost(Lost::To(
+                    "an unreadable lease document".to_owned(),
+                )));
+            }
         }
         let lease_version = version(lease);
         if lease_version != state.lease {
@@ -360,23 +396,23 @@ impl Fence {
                 Some((wanted, value)) if *wanted == document && present(found) == Some(value) => {
                     state.written(document, version(found), value);
                     state.unresolved = None;
-                    return Standing::Happened;
+                    return Some(Verdict::Happened);
                 }
                 _ => {
                     let writer = format!("a writer of {}", self.key(document));
-                    return Standing::Lost(Lost::To(writer));
+                    return Some(Verdict::Lost(Lost::To(writer)));
                 }
             }
         }
-        Standing::Retry
+        Some(Verdict::Retry)
     }
 
     /// The lease row is not there: it expired, or was deleted by hand. Creates it again where
     /// nobody can have done anything meanwhile that the documents do not show.
-    async fn renew(&self, state: &mut State) -> Standing {
+    async fn renew(&self, state: &mut State) -> Result<(), Lost> {
         if !state.is_settled() {
             // Whoever held the lease meanwhile may still be putting the intent's objects.
-            return Standing::Lost(Lost::Expired);
+            return Err(Lost::Expired);
         }
         let sent = self.owner.clock.boottime();
         let lease = KvOperation::put(
@@ -412,7 +448,7 @@ impl Fence {
                 self.report(&error);
             }
         }
-        Standing::Again
+        Ok(())
     }
 
     /// One key/value call. It may not take so long that the lease ends meanwhile, because another
