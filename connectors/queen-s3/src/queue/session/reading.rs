@@ -193,7 +193,7 @@ impl Session<'_> {
             if self.fetches > 0 && !known {
                 return;
             }
-            let Some(room) = self.room() else {
+            let Some(room) = self.room().or_else(|| self.make_room()) else {
                 self.short = true;
                 return;
             };
@@ -253,12 +253,16 @@ impl Session<'_> {
         share.min(self.sizing.entries(room, kind))
     }
 
-    /// Rendered bytes that one more fetch call may aim at, if it may be sent.
-    fn room(&mut self) -> Option<usize> {
-        let budget = &self.task.context.budget;
+    /// Bytes of the memory budget that one more fetch call would find taken.
+    fn taken(&self) -> usize {
+        self.task.taken() + self.reserved
+    }
+
+    /// Rendered bytes that one more fetch call may aim at, if there is room for it.
+    fn room(&self) -> Option<usize> {
         let call = self.task.call_bytes();
-        let taken = self.task.taken() + self.reserved;
-        let free = budget.limit().saturating_sub(taken);
+        let limit = self.task.context.budget.limit();
+        let free = limit.saturating_sub(self.taken());
         if free >= call {
             return Some(call);
         }
@@ -268,26 +272,30 @@ impl Session<'_> {
         if free >= FETCH_CALL_LEAST_BYTES {
             return Some(free);
         }
-        if self.committing {
-            return None;
-        }
-        // Room for one small fetch is every queue's; beyond it the largest buffer makes room.
-        if self.buffered() < QUEUE_ROOM_BYTES {
-            return Some(FETCH_CALL_LEAST_BYTES);
-        }
-        if self.press() == Press::None {
+        // Room for one small fetch is every queue's.
+        let small = self.buffered() < QUEUE_ROOM_BYTES;
+        (small && !self.committing).then_some(FETCH_CALL_LEAST_BYTES)
+    }
+
+    /// Where there is no room and nothing is under way, the largest buffer makes some: by closing a
+    /// window, by giving up what can be read again, or by a window that does not go through memory.
+    /// Answers what a fetch call may aim at now.
+    fn make_room(&mut self) -> Option<usize> {
+        if self.fetches > 0 || self.committing || self.press() == Press::None {
             return None;
         }
         self.close(Press::Memory);
         if self.committing {
             return None;
         }
+        let budget = &self.task.context.budget;
+        let call = self.task.call_bytes();
         // Nothing can be closed before the partition with the lowest frontier is read on: the
         // records furthest ahead make room for that.
         // What others have on its way up is no reason to drop more than one call takes, or than is too
         // much by itself.
         let own = (self.buffered() as usize + call).saturating_sub(budget.limit());
-        let over = (taken + call).saturating_sub(budget.limit());
+        let over = (self.taken() + call).saturating_sub(budget.limit());
         let over = (over.min(call.max(own)) as f64 * self.packing) as u64;
         if self.engine.shed(over, budget) >= over {
             return Some(FETCH_CALL_LEAST_BYTES);
