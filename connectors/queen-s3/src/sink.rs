@@ -31,12 +31,20 @@ pub struct Listing {
 
 impl Listing {
     /// Asks for `safeTime`, then for the list.
+    ///
+    /// # Errors
+    ///
+    /// When one of the two calls fails.
     pub async fn ask(broker: &dyn Broker) -> Result<Self, BrokerError> {
         let safe_time = broker.changed(None).await?.safe_time;
         Self::ask_after(broker, safe_time).await
     }
 
     /// Asks for the list; `safe_time` was answered before.
+    ///
+    /// # Errors
+    ///
+    /// When the call fails.
     pub async fn ask_after(broker: &dyn Broker, safe_time: Micros) -> Result<Self, BrokerError> {
         let queues = broker.queues().await?.into_iter().map(Name::from).collect();
         Ok(Self { queues, safe_time })

@@ -19,6 +19,11 @@ pub type Name = Arc<str>;
 
 /// Queen, as the sink sees it. Every method is one HTTP call and never retries: the caller knows
 /// what a retry is worth.
+///
+/// # Errors
+///
+/// Of every method: when no answer came, or one that refuses or does not read. [`BrokerError::outcome_unknown`]
+/// tells whether the call may have been carried out all the same.
 #[async_trait]
 pub trait Broker: Send + Sync {
     /// `POST /api/v1/fetch`: records of up to [`crate::limits::FETCH_ENTRIES`] partitions of one

@@ -13,6 +13,11 @@ use thiserror::Error;
 
 /// An object store's bucket. Every method is one HTTP request and never retries: the caller must
 /// look at its lease before each attempt.
+///
+/// # Errors
+///
+/// Of every method: when no answer came, or one that refuses or does not read, or that shows other bytes to
+/// be there than were sent. A write may have been carried out all the same.
 #[async_trait]
 pub trait Bucket: Send + Sync {
     /// Uploads an object in one request with `Content-MD5`, and checks the answer's ETag against

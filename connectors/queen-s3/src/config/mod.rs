@@ -166,11 +166,20 @@ impl Config {
     }
 
     /// Reads the process's environment.
+    ///
+    /// # Errors
+    ///
+    /// As [`Config::from_lookup`].
     pub fn from_environment() -> Result<Self, Vec<Problem>> {
         Self::from_lookup(|name| std::env::var_os(name))
     }
 
-    /// Reads the variables that `lookup` finds; the error holds every problem there is.
+    /// Reads the variables that `lookup` finds.
+    ///
+    /// # Errors
+    ///
+    /// Every problem there is: a variable that is required and missing, or whose value does not parse or
+    /// does not go with another's.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, Vec<Problem>> {
         use variables as v;
 
