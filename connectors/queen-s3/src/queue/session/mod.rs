@@ -26,16 +26,13 @@ use crate::gaps::Gaps;
 use crate::lake::checkpoint::Positions;
 use crate::lake::documents::Intent;
 use crate::limits::{ENCODED_MARGIN, FETCH_CALL_LEAST_BYTES, QUEUE_ROOM_BYTES, WINDOWS_AHEAD};
-use crate::observe::sampled::Sampled;
 use crate::ownership::Fence;
-use crate::retry::Backoff;
 use crate::time::Micros;
 use crate::window::{Close, Engine, Left, Policy, Press, ReadRequest, Remembered};
 
-use passes::NextPage;
-use reading::Call;
+use passes::Discovery;
 pub(super) use reading::Probing;
-use sizing::Sizing;
+use reading::{Call, Reading};
 
 /// How a session came to its end.
 pub(in crate::queue) enum Outcome {
@@ -93,43 +90,47 @@ struct Ahead {
     positions: Option<Positions>,
 }
 
+/// The windows that are closed and not committed.
+struct Writing {
+    committing: bool,
+    /// The window that is being committed; a move of the pointer has none.
+    window: Option<Window>,
+    /// The windows after it that are closed, in order.
+    ahead: VecDeque<Ahead>,
+    /// Bytes expected of an object for each record byte of a window, at most 1.
+    encoded_share: f64,
+}
+
+impl Writing {
+    fn nothing() -> Self {
+        Self {
+            committing: false,
+            window: None,
+            ahead: VecDeque::new(),
+            encoded_share: 1.0,
+        }
+    }
+}
+
+/// The checkpoints of the session.
+struct Checkpoints {
+    under_way: bool,
+    /// Window after which the last one was written.
+    last: u64,
+}
+
 struct Session<'a> {
     task: &'a Task,
     fence: &'a Fence,
     engine: Engine,
     standing: Standing,
     under_way: FuturesUnordered<BoxFuture<'a, Event>>,
-    pass: Option<NextPage>,
-    page_out: bool,
-    /// When the next pass begins, unless the last one was complete.
-    next_pass: Instant,
-    /// The end of the last pass, if that one was complete.
-    passed: Option<Instant>,
-    pass_backoff: Backoff,
-    fetches: usize,
+    discovery: Discovery,
+    reading: Reading,
+    writing: Writing,
+    checkpoints: Checkpoints,
     /// Whether memory for more was missed.
     short: bool,
-    fetch_backoff: Backoff,
-    /// How long the broker asked to wait with the last failure.
-    fetch_asked: Option<Duration>,
-    /// Whether the last answer brought nothing.
-    barren: bool,
-    /// Rendered bytes that the calls under way aim at.
-    reserved: usize,
-    sizing: Sizing,
-    /// Bytes of records in one that their compressed form takes in memory, about; 1 where they are not
-    /// compressed.
-    packing: f64,
-    committing: bool,
-    /// The window that is being committed; a move of the pointer has none.
-    window: Option<Window>,
-    /// Bytes expected of an object for each record byte of a window, at most 1.
-    encoded_share: f64,
-    /// The windows after it that are closed, in order.
-    ahead: VecDeque<Ahead>,
-    checkpointing: bool,
-    /// Window after which the last checkpoint was written.
-    checkpointed: u64,
     /// The last answers, when they said that the queue is gone.
     absent: Option<Absence>,
     /// The `safeTime` of the last one, once that is certain: what was read of the queue is brought
@@ -137,9 +138,6 @@ struct Session<'a> {
     gone: Option<Micros>,
     /// On a stop: whether the window being filled was judged.
     judged: bool,
-    discovery_log: Sampled,
-    fetch_log: Sampled,
-    doubt_log: Sampled,
 }
 
 impl Task {
@@ -169,39 +167,25 @@ impl Task {
         };
         let _asking = self.context.status.asking();
         let age = self.status.checkpoint_age.load(Relaxed);
-        let checkpointed = standing.pointer.k - age;
-        let now = Instant::now();
+        let checkpoints = Checkpoints {
+            under_way: false,
+            last: standing.pointer.k - age,
+        };
+        let jitter = &self.context.jitter;
         let mut session = Session {
             task: self,
             fence,
             engine,
             standing,
             under_way: FuturesUnordered::new(),
-            pass: None,
-            page_out: false,
-            next_pass: now,
-            passed: None,
-            pass_backoff: self.context.jitter.backoff(),
-            fetches: 0,
+            discovery: Discovery::due(jitter),
+            reading: Reading::new(jitter),
+            writing: Writing::nothing(),
+            checkpoints,
             short: false,
-            fetch_backoff: self.context.jitter.backoff(),
-            fetch_asked: None,
-            barren: false,
-            reserved: 0,
-            sizing: Sizing::new(),
-            packing: 1.0,
-            committing: false,
-            window: None,
-            encoded_share: 1.0,
-            ahead: VecDeque::new(),
-            checkpointing: false,
-            checkpointed,
             absent: None,
             gone: None,
             judged: false,
-            discovery_log: Sampled::default(),
-            fetch_log: Sampled::default(),
-            doubt_log: Sampled::default(),
         };
         let outcome = session.run(stop).await;
         self.status.buffered.store(0, Relaxed);
@@ -220,12 +204,12 @@ impl<'a> Session<'a> {
         loop {
             self.short = false;
             if stop.is_cancelled() {
-                if self.judged_last_window() && !self.committing {
+                if self.judged_last_window() && !self.writing.committing {
                     return End::Drained.into();
                 }
             } else if let Some(safe_time) = self.gone {
                 self.close(Press::Gone);
-                if !self.committing && self.engine.is_drained() {
+                if !self.writing.committing && self.engine.is_drained() {
                     return End::Absent(safe_time).into();
                 }
                 // Later answers settle the rest.
@@ -245,7 +229,7 @@ impl<'a> Session<'a> {
                 budget.offer_room();
             }
             let draining = stop.is_cancelled();
-            let waits = self.pass.is_none() && !draining;
+            let waits = self.discovery.is_idle() && !draining;
             let wake = waits.then(|| self.next_pass());
             let event = tokio::select! {
                 biased;
@@ -266,7 +250,7 @@ impl<'a> Session<'a> {
     /// On a stop the window being filled is judged once, when no other is under way: it is
     /// finished or left to the next start.
     fn judged_last_window(&mut self) -> bool {
-        if !self.committing && !std::mem::replace(&mut self.judged, true) {
+        if !self.writing.committing && !std::mem::replace(&mut self.judged, true) {
             self.close(if self.gone.is_some() {
                 Press::Gone
             } else {
@@ -291,9 +275,9 @@ impl<'a> Session<'a> {
             }
             Event::Committed(Err(outcome)) => return Err(outcome),
             Event::Checkpointed(written, k) => {
-                self.checkpointing = false;
+                self.checkpoints.under_way = false;
                 if written {
-                    self.checkpointed = k;
+                    self.checkpoints.last = k;
                 }
                 self.show_checkpoint_age();
             }
@@ -304,10 +288,10 @@ impl<'a> Session<'a> {
 
     /// Adds what this session, which ends with it, knows of the window and of those after it.
     fn with_left(&mut self, mut redo: Box<Redo>) -> Box<Redo> {
-        let window = self.window.take();
+        let window = self.writing.window.take();
         let window = window.map(|window| window.remembered).unwrap_or_default();
         redo.window = self.engine.outlived(window);
-        let ahead = self.ahead.drain(..);
+        let ahead = self.writing.ahead.drain(..);
         redo.left = self.engine.left(ahead.map(|ahead| ahead.window.remembered));
         redo
     }
@@ -315,28 +299,28 @@ impl<'a> Session<'a> {
     fn committed(&mut self, standing: Standing) {
         self.task.goes_on();
         self.standing = standing;
-        if let Some(written) = self.window.take() {
+        if let Some(written) = self.writing.window.take() {
             self.learn(&written);
         }
-        let ahead = self.ahead.pop_front();
-        self.committing = ahead.is_some();
-        let ahead_of_it = self.ahead.iter();
+        let ahead = self.writing.ahead.pop_front();
+        self.writing.committing = ahead.is_some();
+        let ahead_of_it = self.writing.ahead.iter();
         let windows = ahead.iter().chain(ahead_of_it);
         let writing = windows.map(|ahead| ahead.window.memory).sum();
         self.task.status.writing.store(writing, Relaxed);
         self.show_checkpoint_age();
-        let due = self.checkpoint_due(self.standing.pointer.k) && !self.checkpointing;
+        let due = self.checkpoint_due(self.standing.pointer.k) && !self.checkpoints.under_way;
         let positions = match ahead {
             Some(ahead) => {
                 // It waits for nothing else.
                 let _ = ahead.turn.send(self.standing.clone());
-                self.window = Some(ahead.window);
+                self.writing.window = Some(ahead.window);
                 ahead.positions.filter(|_| due)
             }
             None => due.then(|| self.engine.checkpoint()),
         };
         if let Some(positions) = positions {
-            self.checkpointing = true;
+            self.checkpoints.under_way = true;
             let (task, fence, standing) = (self.task, self.fence, self.standing.clone());
             self.start(async move {
                 let written = task.write_checkpoint(fence, &standing, positions).await;
@@ -349,17 +333,18 @@ impl<'a> Session<'a> {
     fn learn(&mut self, written: &Window) {
         if written.record_bytes > 0 {
             let share = self.standing.pointer.bytes as f64 / written.record_bytes as f64;
-            self.encoded_share = (share * ENCODED_MARGIN).min(1.0);
+            self.writing.encoded_share = (share * ENCODED_MARGIN).min(1.0);
         }
     }
 
     /// Whether a checkpoint is to be written once window `k` is committed.
     fn checkpoint_due(&self, k: u64) -> bool {
-        k.saturating_sub(self.checkpointed) >= self.task.settings().checkpoint_every
+        k.saturating_sub(self.checkpoints.last) >= self.task.settings().checkpoint_every
     }
 
     fn show_checkpoint_age(&self) {
-        let age = self.standing.pointer.k.saturating_sub(self.checkpointed);
+        let k = self.standing.pointer.k;
+        let age = k.saturating_sub(self.checkpoints.last);
         self.task.status.checkpoint_age.store(age, Relaxed);
     }
 
@@ -388,19 +373,19 @@ impl<'a> Session<'a> {
     }
 
     fn close(&mut self, press: Press) {
-        if self.committing {
+        if self.writing.committing {
             return self.close_ahead();
         }
         let Some(close) = self.engine.close(press) else {
             return;
         };
-        self.committing = true;
+        self.writing.committing = true;
         let (task, fence, standing) = (self.task, self.fence, self.standing.clone());
         match close {
             Close::Window(mut window) => {
                 let memory = self.memory_of(window.record_bytes);
                 self.task.status.writing.store(memory, Relaxed);
-                self.window = Some(Window {
+                self.writing.window = Some(Window {
                     k: standing.pointer.k + 1,
                     record_bytes: window.record_bytes,
                     memory,
@@ -424,19 +409,19 @@ impl<'a> Session<'a> {
     /// full, while there is room for its records, for what they are likely to become, and for what is
     /// read meanwhile.
     fn close_ahead(&mut self) {
-        let last = self.ahead.back().map(|ahead| &ahead.window);
-        let Some(&Window { k, .. }) = last.or(self.window.as_ref()) else {
+        let last = self.writing.ahead.back().map(|ahead| &ahead.window);
+        let Some(&Window { k, .. }) = last.or(self.writing.window.as_ref()) else {
             return;
         };
-        if self.ahead.len() >= WINDOWS_AHEAD {
+        if self.writing.ahead.len() >= WINDOWS_AHEAD {
             return;
         }
         if !self.engine.is_full() {
             return;
         }
         let settings = self.task.settings();
-        let reading = self.reserved + settings.fetch_concurrency * self.task.call_bytes();
-        let encoded = settings.target_bytes as f64 * self.encoded_share;
+        let reading = self.reading.reserved + settings.fetch_concurrency * self.task.call_bytes();
+        let encoded = settings.target_bytes as f64 * self.writing.encoded_share;
         let budget = &self.task.context.budget;
         let Some(room) = budget.reserve(encoded as usize, reading) else {
             self.short = true;
@@ -449,7 +434,7 @@ impl<'a> Session<'a> {
         let memory = self.memory_of(window.record_bytes);
         self.task.status.writing.fetch_add(memory, Relaxed);
         let (turn, committed) = oneshot::channel();
-        self.ahead.push_back(Ahead {
+        self.writing.ahead.push_back(Ahead {
             turn,
             window: Window {
                 k: k + 1,
@@ -473,7 +458,7 @@ impl<'a> Session<'a> {
         let Some((t_start, t_end)) = self.engine.oversized() else {
             return false;
         };
-        self.committing = true;
+        self.writing.committing = true;
         // The engine ends with this session, and what it holds with it.
         let late = self.engine.late(t_start, t_end);
         let mut left = self.engine.left([]);

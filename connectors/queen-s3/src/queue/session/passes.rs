@@ -14,13 +14,45 @@ use crate::observe::sampled::Sampled;
 use crate::queue::absence::Absence;
 use crate::queue::doubtful::Doubtful;
 use crate::queue::{End, Task};
+use crate::retry::{Backoff, Jitter};
 use crate::time::Micros;
 use crate::window::Engine;
 
 /// The pass under way, between its pages.
-pub(super) struct NextPage {
+struct NextPage {
     since: Option<Micros>,
     after: Option<String>,
+}
+
+/// The passes of a session.
+pub(super) struct Discovery {
+    pass: Option<NextPage>,
+    page_out: bool,
+    /// When the next pass begins, unless the last one was complete.
+    next_pass: Instant,
+    /// The end of the last pass, if that one was complete.
+    passed: Option<Instant>,
+    backoff: Backoff,
+    log: Sampled,
+}
+
+impl Discovery {
+    /// The first pass may begin.
+    pub(super) fn due(jitter: &Jitter) -> Self {
+        Self {
+            pass: None,
+            page_out: false,
+            next_pass: Instant::now(),
+            passed: None,
+            backoff: jitter.backoff(),
+            log: Sampled::default(),
+        }
+    }
+
+    /// Whether no pass is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.pass.is_none()
+    }
 }
 
 impl Task {
@@ -134,11 +166,11 @@ impl Session<'_> {
     // Discovery.
 
     pub(super) fn discover(&mut self) {
-        if self.page_out {
+        if self.discovery.page_out {
             return;
         }
         let now = Instant::now();
-        let pass = match self.pass.take() {
+        let pass = match self.discovery.pass.take() {
             Some(pass) => pass,
             None if now < self.next_pass() => return,
             None => {
@@ -150,10 +182,10 @@ impl Session<'_> {
             }
         };
         self.engine.page_asked();
-        self.page_out = true;
+        self.discovery.page_out = true;
         let task = self.task;
         let request = task.page_request(pass.since, pass.after);
-        self.pass = Some(NextPage {
+        self.discovery.pass = Some(NextPage {
             since: pass.since,
             after: None,
         });
@@ -161,15 +193,15 @@ impl Session<'_> {
     }
 
     pub(super) fn page(&mut self, answer: Result<Changed, BrokerError>) {
-        self.page_out = false;
+        self.discovery.page_out = false;
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                if let Some(suppressed) = self.discovery_log.failure() {
+                if let Some(suppressed) = self.discovery.log.failure() {
                     let queue = &self.task.queue;
                     warn!(%queue, %error, suppressed, "discovery failed; trying again");
                 }
-                let pause = self.pass_backoff.next(error.retry_after());
+                let pause = self.discovery.backoff.next(error.retry_after());
                 self.doubt_absence();
                 self.give_pass_up(pause);
                 return;
@@ -187,38 +219,38 @@ impl Session<'_> {
                 return;
             }
             Some(error) => {
-                if let Some(suppressed) = self.discovery_log.failure() {
+                if let Some(suppressed) = self.discovery.log.failure() {
                     let queue = &self.task.queue;
                     warn!(%queue, %error, suppressed, "a discovery page was refused; trying again");
                 }
-                let pause = self.pass_backoff.next(None);
+                let pause = self.discovery.backoff.next(None);
                 self.doubt_absence();
                 self.give_pass_up(pause);
                 return;
             }
         }
-        self.discovery_log.success();
-        self.pass_backoff.reset();
+        self.discovery.log.success();
+        self.discovery.backoff.reset();
         self.doubt_absence();
         self.task.is_there();
         self.task.note_degraded(answer.degraded);
         self.engine.page(answer.safe_time, &answer.partitions);
-        if let (Some(after), Some(pass)) = (answer.next, &mut self.pass) {
+        if let (Some(after), Some(pass)) = (answer.next, &mut self.discovery.pass) {
             pass.after = Some(after);
             return;
         }
-        self.pass = None;
+        self.discovery.pass = None;
         if let Some(summary) = self.engine.end_pass() {
             self.task.status.discovered.store(summary.listed, Relaxed);
         }
-        self.passed = Some(Instant::now());
+        self.discovery.passed = Some(Instant::now());
     }
 
     /// When the next pass begins.
     pub(super) fn next_pass(&self) -> Instant {
-        match self.passed {
+        match self.discovery.passed {
             Some(passed) => passed + self.pass_pause(),
-            None => self.next_pass,
+            None => self.discovery.next_pass,
         }
     }
 
@@ -252,7 +284,7 @@ impl Session<'_> {
             self.engine.abandon_pass();
         }
         self.absent = Some(absence);
-        self.pass = None;
+        self.discovery.pass = None;
         self.pass_after(interval);
     }
 
@@ -263,12 +295,12 @@ impl Session<'_> {
 
     fn give_pass_up(&mut self, pause: Duration) {
         self.engine.abandon_pass();
-        self.pass = None;
+        self.discovery.pass = None;
         self.pass_after(pause);
     }
 
     fn pass_after(&mut self, pause: Duration) {
-        self.passed = None;
-        self.next_pass = Instant::now() + pause;
+        self.discovery.passed = None;
+        self.discovery.next_pass = Instant::now() + pause;
     }
 }

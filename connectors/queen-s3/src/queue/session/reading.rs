@@ -49,6 +49,42 @@ pub(super) struct Call {
     room: usize,
 }
 
+/// The fetch calls of a session.
+pub(super) struct Reading {
+    /// Those under way.
+    calls: usize,
+    /// Rendered bytes that they aim at.
+    pub(super) reserved: usize,
+    sizing: Sizing,
+    /// Bytes of records in one that their compressed form takes in memory, about; 1 where they are not
+    /// compressed.
+    packing: f64,
+    /// Whether the last answer brought nothing.
+    barren: bool,
+    backoff: Backoff,
+    /// How long the broker asked to wait with the last failure.
+    asked: Option<Duration>,
+    log: Sampled,
+    doubt_log: Sampled,
+}
+
+impl Reading {
+    /// Nothing is read yet.
+    pub(super) fn new(jitter: &Jitter) -> Self {
+        Self {
+            calls: 0,
+            reserved: 0,
+            sizing: Sizing::new(),
+            packing: 1.0,
+            barren: false,
+            backoff: jitter.backoff(),
+            asked: None,
+            log: Sampled::default(),
+            doubt_log: Sampled::default(),
+        }
+    }
+}
+
 /// The state of a search for reading positions.
 pub(in crate::queue) struct Probing {
     sizing: Sizing,
@@ -184,23 +220,24 @@ impl Session<'_> {
     // Reading.
 
     pub(super) fn read(&mut self) {
-        if self.committing && self.engine.is_full() {
+        if self.writing.committing && self.engine.is_full() {
             // The next window is here: more would only take memory until this one is committed.
             return;
         }
-        while self.engine.has_ready() && self.fetches < self.task.settings().fetch_concurrency {
-            let known = self.sizing.is_known(self.task.call_bytes());
-            if self.fetches > 0 && !known {
+        let most = self.task.settings().fetch_concurrency;
+        while self.engine.has_ready() && self.reading.calls < most {
+            let known = self.reading.sizing.is_known(self.task.call_bytes());
+            if self.reading.calls > 0 && !known {
                 return;
             }
             let Some(room) = self.room().or_else(|| self.make_room()) else {
                 self.short = true;
                 return;
             };
-            let room = self.sizing.aim(room);
+            let room = self.reading.sizing.aim(room);
             let reads = self.engine.next_reads(self.entries(room));
-            let max_bytes = self.sizing.read_bytes(room, reads.len());
-            let probe_bytes = self.sizing.probe_bytes();
+            let max_bytes = self.reading.sizing.read_bytes(room, reads.len());
+            let probe_bytes = self.reading.sizing.probe_bytes();
             let request = self.task.fetch_request(&reads, max_bytes, probe_bytes);
             let asked = request
                 .entries
@@ -211,11 +248,11 @@ impl Session<'_> {
                 reads,
                 room,
             };
-            self.fetches += 1;
-            self.reserved += room;
+            self.reading.calls += 1;
+            self.reading.reserved += room;
             // After a failure, or when a call brought nothing, the next one waits.
-            let pause = if self.fetch_log.is_failing() || self.barren {
-                self.fetch_backoff.next(self.fetch_asked.take())
+            let pause = if self.reading.log.is_failing() || self.reading.barren {
+                self.reading.backoff.next(self.reading.asked.take())
             } else {
                 Duration::ZERO
             };
@@ -237,25 +274,25 @@ impl Session<'_> {
 
     /// Memory that so many bytes of records take, about.
     pub(super) fn memory_of(&self, record_bytes: u64) -> u64 {
-        (record_bytes as f64 / self.packing) as u64
+        (record_bytes as f64 / self.reading.packing) as u64
     }
 
     /// Partitions to fetch in the next call: an even share of those that are ready, so that every
     /// call that may be under way has some, and no more than the call's bytes are enough for.
     fn entries(&self, room: usize) -> usize {
-        let slots = self.task.settings().fetch_concurrency - self.fetches;
+        let slots = self.task.settings().fetch_concurrency - self.reading.calls;
         let share = self.engine.ready().div_ceil(slots).max(FETCH_LEAST_ENTRIES);
         let kind = if self.engine.is_seeking() {
             Kind::Both
         } else {
             Kind::Reads
         };
-        share.min(self.sizing.entries(room, kind))
+        share.min(self.reading.sizing.entries(room, kind))
     }
 
     /// Bytes of the memory budget that one more fetch call would find taken.
     fn taken(&self) -> usize {
-        self.task.taken() + self.reserved
+        self.task.taken() + self.reading.reserved
     }
 
     /// Rendered bytes that one more fetch call may aim at, if there is room for it.
@@ -266,7 +303,7 @@ impl Session<'_> {
         if free >= call {
             return Some(call);
         }
-        if self.fetches > 0 {
+        if self.reading.calls > 0 {
             return None;
         }
         if free >= FETCH_CALL_LEAST_BYTES {
@@ -274,18 +311,18 @@ impl Session<'_> {
         }
         // Room for one small fetch is every queue's.
         let small = self.buffered() < QUEUE_ROOM_BYTES;
-        (small && !self.committing).then_some(FETCH_CALL_LEAST_BYTES)
+        (small && !self.writing.committing).then_some(FETCH_CALL_LEAST_BYTES)
     }
 
     /// Where there is no room and nothing is under way, the largest buffer makes some: by closing a
     /// window, by giving up what can be read again, or by a window that does not go through memory.
     /// Answers what a fetch call may aim at now.
     fn make_room(&mut self) -> Option<usize> {
-        if self.fetches > 0 || self.committing || self.press() == Press::None {
+        if self.reading.calls > 0 || self.writing.committing || self.press() == Press::None {
             return None;
         }
         self.close(Press::Memory);
-        if self.committing {
+        if self.writing.committing {
             return None;
         }
         let budget = &self.task.context.budget;
@@ -296,7 +333,7 @@ impl Session<'_> {
         // much by itself.
         let own = (self.buffered() as usize + call).saturating_sub(budget.limit());
         let over = (self.taken() + call).saturating_sub(budget.limit());
-        let over = (over.min(call.max(own)) as f64 * self.packing) as u64;
+        let over = (over.min(call.max(own)) as f64 * self.reading.packing) as u64;
         if self.engine.shed(over, budget) >= over {
             return Some(FETCH_CALL_LEAST_BYTES);
         }
@@ -311,26 +348,26 @@ impl Session<'_> {
     }
 
     pub(super) fn fetched(&mut self, call: &Call, answer: Result<FetchAnswer, BrokerError>) {
-        self.fetches -= 1;
-        self.reserved -= call.room;
+        self.reading.calls -= 1;
+        self.reading.reserved -= call.room;
         let queue = &self.task.queue;
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
                 call.reads.iter().for_each(|read| self.engine.unread(read));
-                self.fetch_asked = error.retry_after();
-                if let Some(suppressed) = self.fetch_log.failure() {
+                self.reading.asked = error.retry_after();
+                if let Some(suppressed) = self.reading.log.failure() {
                     warn!(%queue, %error, suppressed, "fetching failed; trying again");
                 }
                 return;
             }
         };
-        if self.fetch_log.success() {
+        if self.reading.log.success() {
             info!(%queue, "fetching works again");
         }
         let mut held = Vec::new();
         let mut brought = brought_by(&answer);
-        self.barren = true;
+        self.reading.barren = true;
         for (read, entry) in call.reads.iter().zip(&answer.entries) {
             let entries = if read.probe {
                 &mut brought.probes
@@ -339,23 +376,25 @@ impl Session<'_> {
             };
             entries.asked += 1;
             match self.engine.read(read, &answer.batch, entry) {
-                ReadResult::Progress => self.barren = false,
+                ReadResult::Progress => self.reading.barren = false,
                 ReadResult::Nothing => entries.starved += 1,
-                ReadResult::Suspect(why) => self.task.doubt(&mut self.doubt_log, read, &why),
+                ReadResult::Suspect(why) => {
+                    self.task.doubt(&mut self.reading.doubt_log, read, &why)
+                }
                 ReadResult::Error(error) => {
-                    self.task.doubt(&mut self.doubt_log, read, &error);
+                    self.task.doubt(&mut self.reading.doubt_log, read, &error);
                     held.push(read.clone());
                 }
             }
         }
-        self.sizing.learn(call.stored, &brought);
+        self.reading.sizing.learn(call.stored, &brought);
         if brought.records {
             let taken = answer.batch.held_bytes().max(1);
             let packing = (brought.rendered as f64 / taken as f64).max(1.0);
-            self.packing += (packing - self.packing) * PACKING_WEIGHT;
+            self.reading.packing += (packing - self.reading.packing) * PACKING_WEIGHT;
         }
-        if !self.barren {
-            self.fetch_backoff.reset();
+        if !self.reading.barren {
+            self.reading.backoff.reset();
         }
         if !held.is_empty() {
             let pause = self.task.context.jitter.backoff().next(Some(ENTRY_RETRY));
