@@ -54,10 +54,10 @@ pub fn verified(world: &World) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether `finding` takes a life for a repetition of the former one, because the broker, which broke its
-/// promise, let it begin below that.
+/// Whether `finding` takes a life for a repetition of the former one, or for records of it in the wrong order,
+/// because the broker, which broke its promise, let it begin below that.
 fn is_life_below(log: &Log, queue: &str, finding: &Finding) -> bool {
-    let (Kind::Duplicate, Some(queue), Some(partition), Some(offset)) = (
+    let (Kind::Duplicate | Kind::Order, Some(queue), Some(partition), Some(offset)) = (
         finding.kind,
         log.queues.get(queue),
         &finding.partition,
