@@ -7,10 +7,14 @@ use tokio::time::Instant;
 /// How long repeats of one failure stay silent.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// Decides which of a step's repeated failures is worth a line.
+/// Decides which of a step's repeated failures is worth a line, also where they and successes come by turns.
 #[derive(Debug, Default)]
 pub struct Sampled {
+    /// When the last line was written.
     last: Option<Instant>,
+    /// Whether nobody was told since then that it works again.
+    told: bool,
+    failing: bool,
     suppressed: u64,
 }
 
@@ -19,6 +23,7 @@ impl Sampled {
     /// not since the last line.
     pub fn failure(&mut self) -> Option<u64> {
         let now = Instant::now();
+        self.failing = true;
         if self
             .last
             .is_some_and(|last| now.duration_since(last) < QUIET)
@@ -27,18 +32,19 @@ impl Sampled {
             return None;
         }
         self.last = Some(now);
+        self.told = true;
         Some(std::mem::take(&mut self.suppressed))
     }
 
     /// Whether the last outcome was a failure.
     pub fn is_failing(&self) -> bool {
-        self.last.is_some()
+        self.failing
     }
 
-    /// Notes a success; `true` when failures came before it.
+    /// Notes a success; `true` when it is worth a line: failures came before it, and had one.
     pub fn success(&mut self) -> bool {
-        self.suppressed = 0;
-        self.last.take().is_some()
+        self.failing = false;
+        std::mem::take(&mut self.told)
     }
 }
 
@@ -59,9 +65,9 @@ impl Repeated {
         self.sampled.failure()
     }
 
-    /// Notes a success.
-    pub fn success(&mut self) {
-        self.sampled.success();
+    /// Begins anew: the next failure is told at once.
+    pub fn reset(&mut self) {
+        self.sampled = Sampled::default();
     }
 }
 
@@ -77,9 +83,20 @@ mod tests {
         assert_eq!(sampled.failure(), None);
         tokio::time::advance(QUIET).await;
         assert_eq!(sampled.failure(), Some(2));
-        assert!(sampled.success());
-        assert!(!sampled.success());
-        assert_eq!(sampled.failure(), Some(0));
+        assert!(sampled.is_failing() && sampled.success());
+        assert!(!sampled.is_failing() && !sampled.success());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_and_successes_by_turns_are_a_line_each_in_a_minute() {
+        let mut sampled = Sampled::default();
+        let (mut failures, mut successes) = (0, 0);
+        for _ in 0..600 {
+            failures += usize::from(sampled.failure().is_some());
+            successes += usize::from(sampled.success());
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!((failures, successes), (10, 10));
     }
 
     #[tokio::test(start_paused = true)]
@@ -89,7 +106,7 @@ mod tests {
         assert_eq!(repeated.failure("one"), None);
         assert_eq!(repeated.failure("another"), Some(0));
         assert_eq!(repeated.failure("another"), None);
-        repeated.success();
+        repeated.reset();
         assert_eq!(repeated.failure("another"), Some(0));
     }
 }

@@ -21,6 +21,7 @@ use tokio::time::sleep;
 
 use super::health;
 use super::metrics::{self, Metrics};
+use super::sampled::Sampled;
 use super::status::Status;
 use crate::clock::Clock;
 use crate::lake::Format;
@@ -59,11 +60,18 @@ pub async fn bind(listen: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
 pub async fn serve(listener: TcpListener, observed: Observed) {
     let service = TowerToHyperService::new(router(observed));
     let mut open: VecDeque<JoinHandle<()>> = VecDeque::new();
+    let mut refusals = Sampled::default();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::error!(%error, "no scrape or probe can be accepted; trying again");
+                if let Some(suppressed) = refusals.failure() {
+                    tracing::error!(
+                        %error,
+                        suppressed,
+                        "no scrape or probe can be accepted; trying again"
+                    );
+                }
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }

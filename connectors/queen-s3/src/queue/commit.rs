@@ -1,7 +1,7 @@
 //! Writing a window: intent, objects, manifest, pointer.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use futures::try_join;
 use serde_json::Map;
@@ -11,7 +11,7 @@ use super::object::{Looking, Trouble};
 use super::session::{Outcome, Redo};
 use super::turn::{Gate, Permit, Turn};
 use super::writer::{Content, Sizes, WindowWriter};
-use super::{End, Standing, Task};
+use super::{End, Standing, Task, sampled};
 use crate::bucket::ObjectBody;
 use crate::config::CrashPoint;
 use crate::encode::record_bytes;
@@ -258,8 +258,7 @@ impl Task {
 
     /// Says now and then that records were lost; metric and manifests tell of each.
     fn note_loss(&self, manifest: &Manifest, lost: u64) {
-        let mut log = self.loss_log.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(suppressed) = log.failure() else {
+        let Some(suppressed) = sampled(&self.loss_log) else {
             return;
         };
         warn!(

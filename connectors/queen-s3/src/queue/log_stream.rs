@@ -5,11 +5,10 @@ use std::collections::VecDeque;
 
 use tracing::warn;
 
-use super::Task;
+use super::{Task, sampled};
 use crate::broker::{EntryError, FetchAnswer, FetchEntry, FetchRequest, FetchedEntry, Name};
 use crate::lake::manifest::OffsetRange;
 use crate::limits::{FETCH_ENTRY_MAX_BYTES, MIB, STREAM_ENTRIES};
-use crate::observe::sampled::Sampled;
 use crate::record::{Chunk, Mark};
 use crate::time::Micros;
 use crate::window::Unread;
@@ -345,12 +344,11 @@ impl<'a> LogStream<'a> {
             max_wait_ms: 0,
         };
         let mut backoff = self.task.context.jitter.backoff();
-        let mut sampled = Sampled::default();
         loop {
             match self.task.fetch(&request).await {
                 Ok(answer) => return answer,
                 Err(error) => {
-                    if let Some(suppressed) = sampled.failure() {
+                    if let Some(suppressed) = sampled(&self.task.fetch_log) {
                         let queue = &self.task.queue;
                         warn!(%queue, %error, suppressed, "fetching failed; trying again");
                     }

@@ -126,6 +126,10 @@ struct Task {
     uploads: Mutex<Vec<(String, String)>>,
     /// When every partition is listed next.
     next_full_pass: Mutex<Instant>,
+    /// Failures of the bucket, of fetch calls while a window is redone, and of uploads that cannot be completed.
+    bucket_log: Mutex<Sampled>,
+    fetch_log: Mutex<Sampled>,
+    complete_log: Mutex<Sampled>,
     /// Windows with lost records, of which not each is worth a line.
     loss_log: Mutex<Sampled>,
     /// What stopped the queue, each time that it did.
@@ -133,6 +137,11 @@ struct Task {
     /// Whether the task before this one panicked. It may have done so at a window, and then this one
     /// will, too: what it met is gone once a window is committed.
     panicked: AtomicBool,
+}
+
+/// Counts a failure; `Some` when it is worth a line, as [`Sampled::failure`] says.
+fn sampled(log: &Mutex<Sampled>) -> Option<u64> {
+    log.lock().unwrap_or_else(PoisonError::into_inner).failure()
 }
 
 impl Task {
@@ -235,6 +244,9 @@ pub async fn run(
         keys,
         uploads: Mutex::default(),
         next_full_pass: Mutex::new(Instant::now() + FULL_PASS_EVERY),
+        bucket_log: Mutex::default(),
+        fetch_log: Mutex::default(),
+        complete_log: Mutex::default(),
         loss_log: Mutex::default(),
         stop_log: Mutex::default(),
     };
@@ -351,7 +363,7 @@ impl Task {
                 let error = halt.to_string();
                 let mut log = self.stop_log.lock().unwrap_or_else(PoisonError::into_inner);
                 if !self.status.stopped.swap(true, Relaxed) {
-                    log.success();
+                    log.reset();
                 }
                 if let Some(suppressed) = log.failure(&error) {
                     error!(%queue, error, suppressed, "the queue is stopped and looked at again later");

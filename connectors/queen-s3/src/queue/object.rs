@@ -16,14 +16,13 @@ use super::matching::{Matcher, Mismatch};
 use super::start::overdue;
 use super::turn::Permit;
 use super::writer::Tally;
-use super::{End, Halt, Task};
+use super::{End, Halt, Task, sampled};
 use crate::broker::Name;
 use crate::bucket::{BucketError, ObjectBody, ObjectInfo};
 use crate::encode::{EncodeError, ObjectEncoder, ObjectSpec, ObjectSummary};
 use crate::lake::{Compression, Format};
 use crate::limits::{ENCODE_STEP_BYTES, PART_BUDGET_BYTES, PARTS_IN_FLIGHT, PARTS_IN_FLIGHT_LEAST};
 use crate::memory::Reservation;
-use crate::observe::sampled::Sampled;
 use crate::record::Chunk;
 
 const ENCODER_IN_PLACE: &str = "the encoder is in place between two steps";
@@ -348,7 +347,6 @@ impl<'a> ObjectWriter<'a> {
             return Err(Trouble::Restart);
         };
         let mut backoff = self.task.context.jitter.backoff();
-        let mut sampled = Sampled::default();
         loop {
             let complete = bucket.complete_multipart(&self.key, &upload_id, &etags);
             let error = match self.permit.fence.guard(complete).await {
@@ -359,7 +357,7 @@ impl<'a> ObjectWriter<'a> {
                 Some(Err(error)) => error,
                 None => overdue("multipart_complete", &self.key),
             };
-            if let Some(suppressed) = sampled.failure() {
+            if let Some(suppressed) = sampled(&self.task.complete_log) {
                 let queue = &self.task.queue;
                 warn!(%queue, %error, suppressed, "an upload could not be completed; trying again");
             }

@@ -2,9 +2,9 @@
 //! the intent's bounds and written under exactly its names, whatever the configuration says now.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Mutex;
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock};
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -72,26 +72,48 @@ impl<'a> Rebuilt<'a> {
     }
 }
 
-/// What `work` comes to, unless the process stops before: whatever a redo has not committed the next
-/// start does again.
-async fn unless<T>(stop: &CancellationToken, work: impl Future<Output = T>) -> Result<T, End> {
-    unless_for(Duration::ZERO, stop, work).await
+/// How long a redo goes on after a stop: what it has not committed by then the next start does again.
+struct Grace<'a> {
+    stop: &'a CancellationToken,
+    /// The stop came first: what is redone is the window that it found being written.
+    late: bool,
+    ends: OnceLock<Instant>,
 }
 
-/// As [`unless`], but after a stop the work has so long to come to its end.
-async fn unless_for<T>(
-    grace: Duration,
-    stop: &CancellationToken,
-    work: impl Future<Output = T>,
-) -> Result<T, End> {
-    let stopped = async {
-        stop.cancelled().await;
-        tokio::time::sleep(grace).await;
-    };
-    tokio::select! {
-        biased;
-        () = stopped => Err(End::Drained),
-        done = work => Ok(done),
+impl<'a> Grace<'a> {
+    fn of(stop: &'a CancellationToken) -> Self {
+        Self {
+            stop,
+            late: stop.is_cancelled(),
+            ends: OnceLock::new(),
+        }
+    }
+
+    /// What `work` comes to, for which a stop leaves [`REDO_STOP_GRACE`], whatever has been done in it.
+    async fn go_on<T>(&self, work: impl Future<Output = T>) -> Result<T, End> {
+        let over = async {
+            self.stop.cancelled().await;
+            let ends = self.ends.get_or_init(|| Instant::now() + REDO_STOP_GRACE);
+            tokio::time::sleep_until(*ends).await;
+        };
+        tokio::select! {
+            biased;
+            () = over => Err(End::Drained),
+            done = work => Ok(done),
+        }
+    }
+
+    /// What `work` comes to, which a stop ends at once where nothing is read yet that the next start would have
+    /// to read again.
+    async fn prepare<T>(&self, work: impl Future<Output = T>) -> Result<T, End> {
+        if self.late {
+            return self.go_on(work).await;
+        }
+        tokio::select! {
+            biased;
+            () = self.stop.cancelled() => Err(End::Drained),
+            done = work => Ok(done),
+        }
     }
 }
 
@@ -123,7 +145,8 @@ impl Task {
         stop: &CancellationToken,
     ) -> Result<(Standing, Left), End> {
         let queue = &self.queue;
-        if let Some(manifest) = unless(stop, self.written(standing, &intent)).await?? {
+        let grace = Grace::of(stop);
+        if let Some(manifest) = grace.prepare(self.written(standing, &intent)).await?? {
             info!(%queue, k = intent.k, "the interrupted window is in the bucket whole");
             let moved = self.commit_manifest(fence, standing, &manifest).await?;
             return Ok((moved, window.1));
@@ -142,14 +165,14 @@ impl Task {
         let _asking = self.context.status.asking();
         let carried = Gaps::of(&intent);
         let begun = Survey::begin(self, standing, &intent, window, stop);
-        let mut survey = unless(stop, begun).await?;
+        let mut survey = grace.prepare(begun).await?;
         let mut backoff = self.context.jitter.backoff();
         let mut looking = Looking::AtBytes;
         loop {
             // What a former try left open is not gone on with.
-            unless(stop, self.abort_uploads()).await?;
+            grace.prepare(self.abort_uploads()).await?;
             let discovery = survey.discover(Micros(intent.t_end), &carried.late);
-            let found = unless(stop, discovery).await??;
+            let found = grace.prepare(discovery).await??;
             let window = Rebuilt {
                 intent: &intent,
                 partitions: &found.partitions,
@@ -159,12 +182,12 @@ impl Task {
             };
             let mut below = Vec::new();
             let rebuilding = self.rebuild(fence, window, looking, &mut below);
-            let rebuilt = unless_for(REDO_STOP_GRACE, stop, rebuilding).await?;
+            let rebuilt = grace.go_on(rebuilding).await?;
             survey.is_written(&below);
             let lived_on = match rebuilt {
                 Ok(_) => {
                     let asking = survey.lived_on(&found.partitions);
-                    unless_for(REDO_STOP_GRACE, stop, asking).await??
+                    grace.go_on(asking).await??
                 }
                 Err(_) => false,
             };
@@ -206,13 +229,17 @@ impl Task {
                         "an object could not be brought to its end; the window's objects are \
                          built again"
                     );
-                    unless(stop, tokio::time::sleep(backoff.next(None))).await?;
+                    grace
+                        .prepare(tokio::time::sleep(backoff.next(None)))
+                        .await?;
                     continue;
                 }
             };
             warn!(%queue, k = intent.k, "the log changed while it was read; once more");
             survey.changed(changed);
-            unless(stop, tokio::time::sleep(backoff.next(None))).await?;
+            grace
+                .prepare(tokio::time::sleep(backoff.next(None)))
+                .await?;
         }
     }
 

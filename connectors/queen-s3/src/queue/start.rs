@@ -7,7 +7,7 @@ use serde_json::Map;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::{End, Halt, Standing, Task};
+use super::{End, Halt, Standing, Task, sampled};
 use crate::broker::{ChangedRequest, EntryError};
 use crate::bucket::{BucketError, BucketErrorKind, ObjectBody};
 use crate::config::Start;
@@ -370,12 +370,11 @@ impl Task {
         F: Future<Output = Result<T, BucketError>>,
     {
         let mut backoff = self.context.jitter.backoff();
-        let mut sampled = Sampled::default();
         loop {
             match ask().await {
                 Ok(answer) => return answer,
                 Err(error) => {
-                    if let Some(suppressed) = sampled.failure() {
+                    if let Some(suppressed) = sampled(&self.bucket_log) {
                         let queue = &self.queue;
                         warn!(%queue, what, %error, suppressed, "the bucket failed; trying again");
                     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use queen_s3::broker::Name;
@@ -367,5 +367,32 @@ fn a_stop_gives_up_all_that_a_try_at_a_window_left_open() {
         sink.stop().await;
         assert_eq!(begun(), open);
         assert_eq!(bucket.open_uploads(), 0);
+    });
+}
+
+#[test]
+fn a_window_that_a_stop_finds_being_written_is_redone_before_the_end() {
+    in_virtual_time(async {
+        let log = Log::new(TEN + HOUR + 10 * SECOND, |_, offset| offset.to_string());
+        log.create(QUEUE);
+        log.write(QUEUE, &Name::from("p"), TEN, 5);
+        let mut options = Options::new();
+        options.settings.multipart_threshold_bytes = 1;
+        let bucket = Arc::<MemoryBucket>::default();
+        let completed = AtomicUsize::new(0);
+        bucket.plan(move |asked| match asked.operation {
+            "multipart_create" => Do::Slowly(Duration::from_secs(5)),
+            "multipart_complete" if completed.fetch_add(1, Relaxed) == 0 => {
+                Do::Refuse(404, "NoSuchUpload", None)
+            }
+            _ => Do::Go,
+        });
+        let sink = Sink::start(&log, &bucket, &[QUEUE], &options);
+        let begun = || !bucket.asked("multipart_create", "").is_empty();
+        eventually("an upload", begun).await;
+        sink.stop().await;
+        assert!(bucket.asked("multipart_complete", "").len() > 1);
+        assert_eq!(committed(&log, QUEUE).0, 1);
+        assert_eq!(records(&bucket), log.records(QUEUE));
     });
 }
