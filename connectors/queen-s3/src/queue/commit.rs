@@ -1,7 +1,7 @@
 //! Writing a window: intent, objects, manifest, pointer.
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
 
 use futures::try_join;
 use serde_json::Map;
