@@ -178,6 +178,7 @@ async fn metrics_count_requests_and_records() {
             "queen_pushed_bytes_total 3",
             "queen_fetched_records_total 1",
             "queen_fetched_bytes_total 2",
+            "queen_safe_time_degraded 0",
             r#"queen_requests_total{route="/api/v1/push",status="201"} 1"#,
             r#"queen_request_duration_seconds_count{route="/api/v1/push"} 1"#,
             "queen_database_connections_in_use 0",

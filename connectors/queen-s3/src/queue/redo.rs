@@ -148,7 +148,8 @@ impl Task {
         let grace = Grace::of(stop);
         if let Some(manifest) = grace.prepare(self.written(standing, &intent)).await?? {
             info!(%queue, k = intent.k, "the interrupted window is in the bucket whole");
-            let moved = self.commit_manifest(fence, standing, &manifest).await?;
+            let moved = self.commit_manifest(fence, standing, &manifest);
+            let moved = grace.go_on(moved).await??;
             return Ok((moved, window.1));
         }
         let repeating = self.is_repeating();
@@ -206,7 +207,7 @@ impl Task {
                     };
                     let left = survey.left(&read.ends);
                     let moved = self.conclude(fence, standing, &intent, content, gaps);
-                    return Ok((moved.await?, left));
+                    return Ok((grace.go_on(moved).await??, left));
                 }
                 Ok(_) => None,
                 Err(Unfinished::Changed(changed)) => changed.reborn,
