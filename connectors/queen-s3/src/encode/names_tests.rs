@@ -1,44 +1,31 @@
 use std::iter::repeat_n;
 use std::sync::Arc;
 
-use parquet::basic::{Compression as Codec, ZstdLevel};
 use parquet::column::writer::{get_column_writer, get_typed_column_writer};
 use parquet::data_type::ByteArrayType;
-use parquet::file::properties::{EnabledStatistics, WriterVersion};
 use parquet::file::writer::SerializedPageWriter;
 use parquet::schema::parser::parse_message_type;
 use parquet::schema::types::SchemaDescriptor;
 use proptest::prelude::*;
 
 use super::*;
-use crate::limits::{PARQUET_PAGE_BYTES, ZSTD_LEVEL};
+use crate::encode::testing::properties;
+use crate::lake::Compression;
 
 fn description() -> ColumnDescPtr {
-    let schema = parse_message_type("message m { required binary name (STRING); }");
+    let schema = parse_message_type("message m { required binary partition (STRING); }");
     SchemaDescriptor::new(Arc::new(schema.expect("a schema"))).column(0)
 }
 
-fn properties(codec: Codec) -> Arc<WriterProperties> {
-    let builder = WriterProperties::builder()
-        .set_writer_version(WriterVersion::PARQUET_1_0)
-        .set_compression(codec)
-        .set_encoding(Encoding::PLAIN)
-        .set_dictionary_enabled(true)
-        .set_dictionary_page_size_limit(PARQUET_DICTIONARY_PAGE_BYTES)
-        .set_write_batch_size(PARQUET_BATCH_ROWS)
-        .set_data_page_size_limit(PARQUET_PAGE_BYTES)
-        .set_data_page_row_count_limit(PARQUET_PAGE_ROWS)
-        .set_statistics_enabled(EnabledStatistics::Chunk)
-        .set_statistics_truncate_length(None)
-        .set_offset_index_disabled(true);
-    Arc::new(builder.build())
-}
-
 /// The bytes of the column, and what the library is told of it, by its own writer.
-fn expected(codec: Codec, runs: &[(String, usize)], batches: &[usize]) -> (Vec<u8>, String) {
+fn expected(
+    compression: Compression,
+    runs: &[(String, usize)],
+    batches: &[usize],
+) -> (Vec<u8>, String) {
     let mut content = TrackedWrite::new(Vec::new());
     let pages = Box::new(SerializedPageWriter::new(&mut content));
-    let writer = get_column_writer(description(), properties(codec), pages);
+    let writer = get_column_writer(description(), properties(compression), pages);
     let mut writer = get_typed_column_writer::<ByteArrayType>(writer);
     let rows: Vec<ByteArray> = runs
         .iter()
@@ -87,15 +74,19 @@ fn hold(runs: &[(String, usize)], sizes: &[usize]) {
     let batches = batches(rows, sizes);
     let names = names(runs);
     assert!(names.fit());
-    let zstd = Codec::ZSTD(ZstdLevel::try_new(ZSTD_LEVEL).expect("a level"));
-    for codec in [zstd, Codec::SNAPPY] {
+    for compression in [Compression::Zstd, Compression::Snappy] {
         let mut content = TrackedWrite::new(Vec::new());
-        let close = names.encode(&batches, description(), &properties(codec), &mut content);
+        let close = names.encode(
+            &batches,
+            description(),
+            &properties(compression),
+            &mut content,
+        );
         let close = format!("{:?}", close.expect("it encodes"));
-        let (expected, told) = expected(codec, runs, &batches);
-        assert_eq!(close, told, "{codec:?}");
+        let (expected, told) = expected(compression, runs, &batches);
+        assert_eq!(close, told, "{compression}");
         let content = content.into_inner().expect("the bytes");
-        assert!(content == expected, "{codec:?}");
+        assert!(content == expected, "{compression}");
     }
 }
 

@@ -186,7 +186,7 @@ impl ParquetEncoder {
 
 /// Every property that has a setter is set here, so that a library's changed default moves no
 /// byte unnoticed.
-fn properties(spec: &ObjectSpec) -> Result<WriterProperties, ParquetError> {
+pub(super) fn properties(spec: &ObjectSpec) -> Result<WriterProperties, ParquetError> {
     let metadata = vec![
         KeyValue::new("queen.envelope".to_owned(), "1".to_owned()),
         KeyValue::new("queen.queue".to_owned(), spec.queue.clone()),

@@ -5,22 +5,10 @@ use parquet::record::RowAccessor;
 use proptest::prelude::*;
 
 use super::*;
-use crate::encode::testing::{batch, chunks};
-use crate::lake::Format;
+use crate::encode::testing::{batch, chunks, parquet_spec as spec};
 use crate::limits::PART_BYTES;
 
 const TS: i64 = 1_788_516_221_918_204;
-
-fn spec(compression: Compression) -> ObjectSpec {
-    ObjectSpec {
-        format: Format::Parquet,
-        compression,
-        queue: "orders".to_owned(),
-        record_bytes: 0,
-        workers: 1,
-        part_bytes: PART_BYTES,
-    }
-}
 
 fn encode(compression: Compression, chunks: &[(&str, Chunk)]) -> (Bytes, ObjectSummary) {
     encode_with(2, compression, chunks)

@@ -2,6 +2,11 @@
 
 use std::sync::Arc;
 
+use ::parquet::file::properties::WriterProperties;
+
+use super::{ObjectSpec, parquet};
+use crate::lake::{Compression, Format};
+use crate::limits::PART_BYTES;
 use crate::memory::MemoryBudget;
 use crate::record::{Batch, Chunk, Ids, RecordIndex};
 use crate::time::Micros;
@@ -42,4 +47,22 @@ pub(crate) fn chunks(batch: &Arc<Batch>, records: usize) -> Vec<Chunk> {
             range: start as u32..all.min(start + records) as u32,
         })
         .collect()
+}
+
+/// A Parquet object.
+pub(super) fn parquet_spec(compression: Compression) -> ObjectSpec {
+    ObjectSpec {
+        format: Format::Parquet,
+        compression,
+        queue: "orders".to_owned(),
+        record_bytes: 0,
+        workers: 1,
+        part_bytes: PART_BYTES,
+    }
+}
+
+/// How the columns of a Parquet object are written.
+pub(super) fn properties(compression: Compression) -> Arc<WriterProperties> {
+    let properties = parquet::properties(&parquet_spec(compression));
+    Arc::new(properties.expect("a level that zstd has"))
 }

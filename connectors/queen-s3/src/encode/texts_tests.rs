@@ -1,45 +1,30 @@
 use std::sync::Arc;
 
-use parquet::basic::{Compression as Codec, ZstdLevel};
 use parquet::column::writer::{get_column_writer, get_typed_column_writer};
 use parquet::data_type::{ByteArray, ByteArrayType};
-use parquet::file::properties::{EnabledStatistics, WriterVersion};
 use parquet::file::writer::SerializedPageWriter;
 use parquet::schema::parser::parse_message_type;
 use parquet::schema::types::SchemaDescriptor;
 use proptest::prelude::*;
 
 use super::*;
-use crate::limits::ZSTD_LEVEL;
+use crate::encode::testing::properties;
+use crate::lake::Compression;
 
 type Row = Option<Vec<u8>>;
 
 fn description(optional: bool) -> ColumnDescPtr {
     let repetition = if optional { "optional" } else { "required" };
-    let schema = format!("message m {{ {repetition} binary text (STRING); }}");
+    let schema = format!("message m {{ {repetition} binary payload (STRING); }}");
     let schema = parse_message_type(&schema).expect("a schema");
     SchemaDescriptor::new(Arc::new(schema)).column(0)
 }
 
-fn properties(codec: Codec) -> Arc<WriterProperties> {
-    let builder = WriterProperties::builder()
-        .set_writer_version(WriterVersion::PARQUET_1_0)
-        .set_compression(codec)
-        .set_encoding(Encoding::PLAIN)
-        .set_dictionary_enabled(false)
-        .set_write_batch_size(PARQUET_BATCH_ROWS)
-        .set_data_page_size_limit(PARQUET_PAGE_BYTES)
-        .set_data_page_row_count_limit(PARQUET_PAGE_ROWS)
-        .set_statistics_enabled(EnabledStatistics::None)
-        .set_offset_index_disabled(true);
-    Arc::new(builder.build())
-}
-
 /// The bytes of a column, and what the library is told of it, by its own writer.
-fn expected(codec: Codec, optional: bool, batches: &[&[Row]]) -> (Vec<u8>, String) {
+fn expected(compression: Compression, optional: bool, batches: &[&[Row]]) -> (Vec<u8>, String) {
     let mut content = TrackedWrite::new(Vec::new());
     let pages = Box::new(SerializedPageWriter::new(&mut content));
-    let writer = get_column_writer(description(optional), properties(codec), pages);
+    let writer = get_column_writer(description(optional), properties(compression), pages);
     let mut writer = get_typed_column_writer::<ByteArrayType>(writer);
     for batch in batches {
         let texts: Vec<ByteArray> = batch.iter().flatten().cloned().map(Into::into).collect();
@@ -54,9 +39,9 @@ fn expected(codec: Codec, optional: bool, batches: &[&[Row]]) -> (Vec<u8>, Strin
     )
 }
 
-fn written(codec: Codec, optional: bool, batches: &[&[Row]]) -> (Vec<u8>, String) {
+fn written(compression: Compression, optional: bool, batches: &[&[Row]]) -> (Vec<u8>, String) {
     let mut content = TrackedWrite::new(Vec::new());
-    let properties = properties(codec);
+    let properties = properties(compression);
     let mut texts =
         Texts::new(description(optional), &properties, &mut content).expect("a compressor");
     for batch in batches {
@@ -72,12 +57,11 @@ fn written(codec: Codec, optional: bool, batches: &[&[Row]]) -> (Vec<u8>, String
 
 fn hold(optional: bool, rows: &[Row], batch: usize) {
     let batches: Vec<_> = rows.chunks(batch).collect();
-    let zstd = Codec::ZSTD(ZstdLevel::try_new(ZSTD_LEVEL).expect("a level"));
-    for codec in [zstd, Codec::SNAPPY] {
-        let (content, close) = written(codec, optional, &batches);
-        let (expected, told) = expected(codec, optional, &batches);
-        assert_eq!(close, told, "{codec:?} {optional} {batch}");
-        assert!(content == expected, "{codec:?} {optional} {batch}");
+    for compression in [Compression::Zstd, Compression::Snappy] {
+        let (content, close) = written(compression, optional, &batches);
+        let (expected, told) = expected(compression, optional, &batches);
+        assert_eq!(close, told, "{compression} {optional} {batch}");
+        assert!(content == expected, "{compression} {optional} {batch}");
     }
 }
 
